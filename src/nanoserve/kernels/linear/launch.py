@@ -19,8 +19,7 @@ from nanoserve.kernels.device.launch import (
 )
 from nanoserve.kernels.forms import FP8, PLAIN, Form, StoredWeight, form_of, row_arguments, step_arguments
 from nanoserve.kernels.gates import Activation
-from nanoserve.kernels.linear.low_rank.launch import Delta, delta_arguments
-from nanoserve.kernels.linear.low_rank.tuning import STAGES
+from nanoserve.kernels.linear.low_rank.launch import Delta, expand
 from nanoserve.kernels.linear.triton import row_kernel, skinny_kernel, widen_kernel
 from nanoserve.kernels.linear.triton_tiles import invariant_kernel, packed_kernel
 from nanoserve.kernels.linear.tuning import (
@@ -44,6 +43,8 @@ from nanoserve.kernels.linear.tuning_tiles import (
     packed_ways,
 )
 
+FEWER = 1
+"""Steps in flight that a product of 64 rows leaves out, so that beside it both kernels of adapters fit into a multiprocessor."""
 _MARGIN = 2048
 """Bytes of shared memory that a kernel needs beside its tiles."""
 
@@ -127,10 +128,10 @@ def row_linear(
         stored = step_arguments(weight, straight=True) | {"UNIT": 1, "maxnreg": MOST_REGISTERS}
     else:
         stored = row_arguments(weight, tile.chunk)
+    adapted = delta.row_arguments(32 * tile.warps / tile.rows) if delta else {"delta": None, "SHAPE": None}
     row_kernel[(triton.cdiv(n, tile.rows),)](
         x_ptr=x, out_ptr=out, bias_ptr=bias, norm_ptr=norm_weight, residual_ptr=residual, eps=eps,
-        N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, DEPTH=tile.depth, **stored,
-        **delta_arguments(delta, repeats=32 * tile.warps / tile.rows), STRAIGHT=tile.straight and tile.warps,
+        N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, DEPTH=tile.depth, **stored, **adapted, STRAIGHT=tile.straight and tile.warps,
         GATE=gate, PDL=pdl, num_warps=tile.warps, **launch_options(pdl),
     )  # fmt: skip
 
@@ -378,11 +379,15 @@ def _launch(
     pdl: bool,
 ) -> None:
     n, k = weight.shape
+    adapted: dict[str, Tensor | None] = {"deltas_ptr": None, "slots_ptr": None}
+    if delta is not None:
+        adapted = expand(delta, n, pdl=pdl)
+        if tile.bm >= 64 and tile.stages > FEWER:
+            tile = tile._replace(stages=tile.stages - FEWER)
     skinny_kernel[(triton.cdiv(n, tile.bn), tile.splits)](
         x_ptr=x, out_ptr=out, bias_ptr=bias, partials_ptr=partials, counters_ptr=counters, M=len(x),
         N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, **step_arguments(weight, straight=tile.straight), PAIRS=_pairs(x),
         ready_ptr=delta.ready if delta and not tile.straight else None, STRAIGHT=tile.straight, AHEAD=tile.ahead if pdl else 0,
-        GATE=gate, EVICTION=tile.eviction, STAGES=tile.stages, **delta_arguments(delta, tokens=triton.cdiv(n, tile.bn) * tile.splits * tile.bm),
-        PDL=pdl, num_warps=tile.warps, num_stages=tile.stages if delta is None or tile.straight else max(tile.stages, STAGES),
+        GATE=gate, EVICTION=tile.eviction, STAGES=tile.stages, **adapted, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
         **({"maxnreg": MOST_REGISTERS} if tile.straight and k > 2 * tile.bk * tile.splits and (gate is None or tile.bm == 8) else {}), **launch_options(pdl),
     )  # fmt: skip

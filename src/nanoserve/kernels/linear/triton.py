@@ -161,11 +161,10 @@ def _multiply_in_steps(
 
 @triton.jit(do_not_specialize=["M"])
 def skinny_kernel(  # noqa: PLR0912 - constants choose
-    x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, partials_ptr, counters_ptr, ready_ptr, M, delta,
+    x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, partials_ptr, counters_ptr, ready_ptr, deltas_ptr, slots_ptr, M,
     N: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PAIRS: tl.constexpr,
-    STRAIGHT: tl.constexpr, AHEAD: tl.constexpr, EVICTION: tl.constexpr, STAGES: tl.constexpr,
-    SHAPE: tl.constexpr, PDL: tl.constexpr,
+    STRAIGHT: tl.constexpr, AHEAD: tl.constexpr, EVICTION: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (n, s): out = gate(x weight^T + delta + bias) of all M <= BM rows of x and BN of the weight [N, K], over slice s of SPLITS.
 
@@ -200,10 +199,8 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
         for word in tl.static_range(0, AHEAD * WORDS, WORDS):
             _prefetch(line_ptrs + word)
     present = ms[None, :] < M
-    factor = None
-    if delta is not None:
-        ends = weight_rows(tile, 0, N, BN, GATE), weight_rows(tile, BN - 1, N, BN, GATE)
-        factor = low_rank.load_factor(delta, split, rows, ends, ms, M, SHAPE)
+    if deltas_ptr is not None:
+        token_slots = tl.load(slots_ptr + ms, mask=ms < M, other=0)
     if STRAIGHT:
         loaded_rows = weight_rows(tile, forms.fragment_rows(i, BN // 16), N, BN, GATE)
         sums = multiply_straight(
@@ -220,10 +217,13 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
             weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start, ready_ptr,
             K, BM, BN, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, STAGES, PDL,
         )  # fmt: skip
-    if delta is not None:
+    if deltas_ptr is not None:
         if ready_ptr is not None:
             wait_for_last(PDL)
-        sums = low_rank.expand(sums, delta, factor, rows, ms, split, SHAPE, SPLITS)
+        if split == 0:
+            there = tl.broadcast_to((token_slots > 0)[None, :], sums.shape)
+            deltas = tl.load(deltas_ptr + ms[None, :] * N + rows[:, None], mask=there, other=0.0)
+            sums += deltas.to(tl.float32)
 
     if out_ptr is None:
         places = (split * M + ms[None, :]) * N + columns[:, None]

@@ -26,11 +26,11 @@ from nanoserve.kernels.linear.low_rank.tuning import (
     describe,
     most_items,
     most_partials,
-    most_room,
     most_units,
     shrink_ways,
     slice_count,
 )
+from nanoserve.kernels.linear.tuning import MAX_SKINNY_M
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.step import Chunk, StepPlan
 
@@ -68,14 +68,15 @@ class DeviceLoras:
             numbers = [part for first, end, part in runs for _ in range(first, end)]
             parts[runs] = torch.tensor(numbers, dtype=torch.int32, device=device)
         self.products = {
-            linear: Product(site.start_a, site.start_b, site.num_parts, parts.get(site.runs))
+            linear: Product(site.start_a, site.start_b, tuple(end for _, end, _ in runs), parts.get(runs))
             for linear, site in layout.sites.items()
+            for runs in [site.runs]
         }
         widest = max(site.num_parts for site in layout.sites.values()) * self.rank
         tokens = max(sizes.max_num_seqs, sizes.max_num_batched_tokens)
         self._shrunk = torch.empty(widest * most_partials(tokens), dtype=torch.float32, device=device)
         longest = max(site.out_features for site in layout.sites.values())
-        self._room = torch.empty(most_room(longest, tokens, dtype.itemsize), dtype=dtype, device=device)
+        self._deltas = torch.empty(MAX_SKINNY_M * longest, dtype=dtype, device=device)
         self._ready = torch.zeros(1, dtype=torch.int32, device=device)
         self._rows, self._ranks = dict[int, int](), dict[int, int]()
         self._batch, self._is_adapted = EMPTY, False
@@ -107,7 +108,8 @@ class DeviceLoras:
     def adapts(self, batch: Batch) -> bool:
         """True if a row of the batch that decodes has an adapter; the arena then says which have which."""
         if batch is not self._batch:
-            self._is_adapted = bool(self._describe("batch", ((row, 1) for row in batch.places)))
+            rest = -1, self._arena.sizes.max_num_seqs - len(batch.places)
+            self._is_adapted = bool(self._describe("batch", [*((row, 1) for row in batch.places), rest]))
             self._batch = batch
         return self._is_adapted
 
@@ -118,9 +120,7 @@ class DeviceLoras:
 
     def _describe(self, kind: str, rows: Iterable[tuple[int, int]]) -> int:
         made = describe(((self._rows.get(row, 0), count) for row, count in rows), self._ranks)
-        if made.order:
-            if kind == "batch":
-                made.slots.extend([0] * (self._arena.sizes.max_num_seqs - len(made.slots)))
+        if made.units[0]:
             for name, numbers in made._asdict().items():
                 self._arena.write(f"lora_{kind}_{name}", numbers)
         return made.units[0]
@@ -152,9 +152,9 @@ class DeviceLoras:
             return None
         tokens, width = x.shape
         slices = slice_count(tokens, width, invariant=self.many.is_invariant)
-        shape = (slices, tokens, product.num_parts * self.rank)
+        shape = (slices, tokens, len(product.ends) * self.rank)
         shrunk = self._shrunk[: shape[0] * shape[1] * shape[2]].view(shape)
-        delta = Delta(adapters, product, shrunk, self._ready, self._room, self.many.is_invariant)
+        delta = Delta(adapters, product, shrunk, self._ready, self._deltas, self.many.is_invariant)
         shrink(x, delta, norm_weight=norm_weight, pdl=pdl)
         return delta
 

@@ -26,7 +26,7 @@ from nanoserve.kernels.linear.launch import (
     slice_count,
     split_linear,
 )
-from nanoserve.kernels.pointwise.launch import gated_activation_into
+from nanoserve.kernels.linear.low_rank.launch import Gate as LowRankGate
 
 
 class Row:
@@ -122,14 +122,11 @@ class Wide:
     ) -> None:
         entered = out if gate is None else ops.entered[linear.out_features]
         self.products.multiply(ops.space, x, linear, entered, pdl=ops.pdl)
-        ops.adapt(x, linear, entered)
-        ops.ungated = None if gate is None else Ungated(entered, gate)
+        is_gated = ops.adapt(x, linear, entered, LowRankGate(gate, out) if gate else None)
+        ops.ungated = None if gate is None or is_gated else Ungated(entered, gate)
 
     def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
         part, ungated, ops.ungated = ops.sums.part(len(inner)), ops.ungated, None
-        if ungated is not None and ops.low_rank is not None:  # which reads what is gated
-            gated_activation_into(ungated.projections, inner, activation=ungated.activation, pdl=ops.pdl)
-            ungated = None
         if part is None and norm is None:
             self.products.multiply(
                 ops.space, inner, linear, ops.stream, ungated=ungated, add=True, pdl=ops.pdl

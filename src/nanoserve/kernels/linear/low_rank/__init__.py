@@ -4,6 +4,6 @@ A slot holds the factors of all products of an adapter of rank r, one behind the
 scale in B. Each column of the product reads one part of A: q, k and v are columns of one product, and have an A each. Ranks are
 16, 32, 64 or 128. A *unit* is a slot and the tokens that have it; a token in no unit has no adapter.
 
-`shrink` makes A x of all units, and B is multiplied with it by whoever computes the product: `kernels.linear` for up to 64 tokens, which
-begins beside `shrink` and adds to its sums before it stores them, and `expand_into` behind products of the vendor's library.
+`shrink` makes A x of all units, and `expand_kernel` multiplies it with B: beside a product of up to 64 tokens, which begins with both and adds
+what that leaves to its sums before it stores them, and behind products of the vendor's library. One token's product multiplies with B itself.
 """

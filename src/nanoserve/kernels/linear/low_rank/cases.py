@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.gates import Activation, gated
 from nanoserve.kernels.linear.low_rank import reference
-from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Product, expand_into, shrink
-from nanoserve.kernels.linear.low_rank.tuning import ITEM, PADDING, describe, most_room, slice_count
+from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Gate, Product, expand_into, shrink
+from nanoserve.kernels.linear.low_rank.tuning import ITEM, PADDING, describe, slice_count
 from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 START = 16
@@ -48,11 +49,12 @@ def random_delta(
     units, items = (inputs.these(each + anything).view(-1, ITEM) for each in (made.units, made.items))
     adapters = Adapters(numbers, units, items, inputs.these(made.order or [0]), inputs.these(made.slots))
     part_of = torch.cat([torch.full((end - first,), part, dtype=torch.int32) for first, end, part in runs])
-    product = Product(START, start_b, parts, part_of.to(inputs.device) if parts > 1 else None)
+    ends = tuple(end for _, end, _ in runs)
+    product = Product(START, start_b, ends, part_of.to(inputs.device) if parts > 1 else None)
     slices = slices or slice_count(tokens, width, invariant=invariant)
     shrunk = inputs.poisoned(slices, tokens, parts * max(ranks), dtype=torch.float32)
-    room = inputs.poisoned(most_room(columns, tokens, inputs.dtype.itemsize))
-    return Delta(adapters, product, shrunk, inputs.these([0]), room, invariant), wanted
+    deltas = inputs.poisoned(tokens * columns)
+    return Delta(adapters, product, shrunk, inputs.these([0]), deltas, invariant), wanted
 
 
 def check_add_low_rank(
@@ -62,25 +64,33 @@ def check_add_low_rank(
     slots_of_tokens: Sequence[int],
     *,
     out_dtype: torch.dtype | None = None,
+    gate: Activation | None = None,
     **how: Any,
 ) -> Iterator[Comparison]:
-    """Added to a product that there is already."""
+    """Added to a product that there is already, or with a gate to two of which the gated product is written."""
     x = inputs.normal(len(slots_of_tokens), width)
     delta, wanted = random_delta(inputs, runs, x, slots_of_tokens, **how)
-    before = inputs.normal_like(wanted)
-    return inputs.compare(
-        add_low_rank,
-        f"{delta.product.num_parts} parts, {len(delta.shrunk)} slices",
-        x=x,
-        out=expect(wanted + before.float(), before.to(out_dtype or inputs.dtype)),
-        delta=delta,
-    )
+    before = inputs.normal_like(wanted).to(out_dtype or inputs.dtype)
+    wanted += before.float()
+    parts: dict[str, Any] = {"out": expect(wanted, before)}
+    if gate is not None:
+        parts = {"product": before, "gate": gate, "out": expect(gated(wanted, gate))}
+    case = f"{len(delta.product.ends)} parts, {len(delta.shrunk)} slices"
+    return inputs.compare(add_low_rank, case, x=x, delta=delta, **parts)
 
 
-def add_low_rank(x: Tensor, out: Tensor, delta: Delta, *, pdl: bool = False) -> None:
+def add_low_rank(
+    x: Tensor,
+    out: Tensor,
+    delta: Delta,
+    *,
+    product: Tensor | None = None,
+    gate: Activation | None = None,
+    pdl: bool = False,
+) -> None:
     """Both kernels."""
     shrink(x, delta, pdl=pdl)
-    expand_into(delta, out, pdl=pdl)
+    expand_into(delta, out if product is None else product, Gate(gate, out) if gate else None, pdl=pdl)
 
 
 def _factors(slot: Tensor, rank: int, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor]:

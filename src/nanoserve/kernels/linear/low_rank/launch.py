@@ -8,12 +8,11 @@ import triton
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import launch_options
+from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.low_rank.triton import expand_kernel, shrink_kernel
 from nanoserve.kernels.linear.low_rank.tuning import (
-    AT_ONCE,
     MOST_PROGRAMS,
     PADDING,
-    STAGES,
     UNIT,
     WARPS,
     expand_tile,
@@ -41,14 +40,21 @@ class Product(NamedTuple):
 
     Attributes:
         start_a, start_b: their first numbers, divided by the rank.
-        num_parts: parts of A.
+        ends: where the columns of each part of A end.
         parts: int32 [N], which of them each column reads; None of one.
     """
 
     start_a: int
     start_b: int
-    num_parts: int
+    ends: tuple[int, ...]
     parts: Tensor | None
+
+
+class Gate(NamedTuple):
+    """The gated product of a gate and an up projection, [T, N / 2], contiguous."""
+
+    activation: Activation
+    out: Tensor
 
 
 class Delta(NamedTuple):
@@ -58,36 +64,30 @@ class Delta(NamedTuple):
         shrunk: float32 [slices of x, T, parts * the largest rank], contiguous, A x of the tokens that have adapters.
         invariant: whether the bits of a token depend on no other one.
         ready: int32 [1], written where x is there, for products of several tokens that begin beside `shrink`.
-        room: of `tuning.most_room` numbers in the dtype of the adapters.
+        deltas: T N of them or more in the dtype of the adapters, for products of 2 to 128 tokens that add them to their sums.
     """
 
     adapters: Adapters
     product: Product
     shrunk: Tensor
     ready: Tensor
-    room: Tensor
+    deltas: Tensor
     invariant: bool = False
 
-    def arguments(self, *, repeats: float = 0, tokens: int = 0) -> dict[str, Any]:
-        """Arguments of kernels that multiply with B: of one token by this many threads for each row, or by programs that have so many in all."""
-        (numbers, units, _, _, slots), product, shrunk = self.adapters, self.product, self.shrunk
-        splits, _, width = shrunk.shape
+    @property
+    def rank(self) -> int:
+        """The largest."""
+        return self.shrunk.shape[2] // len(self.product.ends)
+
+    def row_arguments(self, threads: float) -> dict[str, Any]:
+        """Arguments of kernels that multiply one token with B, by this many threads for each row."""
+        (numbers, units, *_), product, shrunk = self.adapters, self.product, self.shrunk
         delta = (
-            numbers, numbers.stride(0), units, slots, slots if product.parts is None else product.parts,
-            shrunk, shrunk.stride(0), product.start_b, self.room,
+            numbers, numbers.stride(0), units, units if product.parts is None else product.parts,
+            shrunk, shrunk.stride(0), product.start_b,
         )  # fmt: skip
-        assert tokens * UNIT <= len(self.room)
-        rank = width // product.num_parts
-        if repeats:
-            at_once = triton.next_power_of_2(max(splits, int(repeats) // rank))
-        else:
-            at_once = 1 if self.invariant or numbers.element_size() == 4 else AT_ONCE
-        return {"delta": delta, "SHAPE": (product.num_parts, rank, splits, at_once)}
-
-
-def delta_arguments(delta: Delta | None, **how: Any) -> dict[str, Any]:
-    """Arguments of a product with or without adapters."""
-    return {"delta": None, "SHAPE": None} if delta is None else delta.arguments(**how)
+        at_once = triton.next_power_of_2(max(len(shrunk), int(threads) // self.rank))
+        return {"delta": delta, "SHAPE": (len(product.ends), self.rank, len(shrunk), at_once)}
 
 
 def shrink(x: Tensor, delta: Delta, *, norm_weight: Tensor | None = None, pdl: bool = False) -> None:
@@ -103,28 +103,46 @@ def shrink(x: Tensor, delta: Delta, *, norm_weight: Tensor | None = None, pdl: b
     splits, tokens, width = shrunk.shape
     k, tile = x.shape[1], 1 if tokens == 1 and not delta.invariant else UNIT
     step = shrink_step(tokens, k, splits, x.element_size(), invariant=delta.invariant)
-    side, most = product.num_parts * splits, len(items) - PADDING
+    side, most = len(product.ends) * splits, len(items) - PADDING
     beside = min(most, max(1, MOST_PROGRAMS // side))
     shrink_kernel[(side, beside)](
         x_ptr=x, x_stride=x.stride(0), norm_ptr=norm_weight,
         numbers_ptr=numbers, slot_stride=numbers.stride(0), items_ptr=items, order_ptr=order,
         shrunk_ptr=shrunk, start_a=product.start_a, split_stride=shrunk.stride(0),
         ready_ptr=delta.ready if tokens > 1 else None,
-        K=k, WIDTH=width, RANK=width // product.num_parts, TILE=tile, STEP=step, STEPS=triton.cdiv(k, splits * step),
+        K=k, WIDTH=width, RANK=delta.rank, TILE=tile, STEP=step, STEPS=triton.cdiv(k, splits * step),
         SPLITS=splits, SEVERAL=beside < most, WARPS=WARPS, PDL=pdl, num_warps=WARPS, **launch_options(pdl),
     )  # fmt: skip
 
 
-def expand_into(delta: Delta, out: Tensor, *, pdl: bool = False) -> None:
+def expand(delta: Delta, columns: int, *, pdl: bool = False) -> dict[str, Tensor | None]:
+    """Write what adapters add to a product of few tokens, which may begin beside this; returns arguments of its kernel."""
+    tokens = delta.shrunk.shape[1]
+    deltas = delta.deltas[: tokens * columns].view(tokens, columns)
+    _expand(delta, None, deltas, {"N": columns, "GATE": None}, pdl=pdl)
+    return {"deltas_ptr": deltas, "slots_ptr": delta.adapters.slots}
+
+
+def expand_into(delta: Delta, out: Tensor, gate: Gate | None = None, *, pdl: bool = False) -> None:
     """Add the adapters' deltas to a product.
 
     Args:
         delta: shrunk.
         out: [T, N], contiguous in N, in the dtype of the adapters or in float32.
-        pdl: see `kernels.device.pdl`; all but `out` and what has been shrunk is read before the wait.
+        gate: if `out` is of a gate and an up projection; it then stays as it is.
+        pdl: see `kernels.device.pdl`.
     """
-    (tokens, n), (bn, bm) = out.shape, expand_tile(delta.adapters.numbers.element_size())
-    expand_kernel[(triton.cdiv(n, bn), triton.cdiv(tokens, bm))](
-        out_ptr=out, out_stride=out.stride(0), T=tokens, N=n, BM=bm, BN=bn,
-        **delta.arguments(tokens=triton.cdiv(n, bn) * triton.cdiv(tokens, bm) * bm), PDL=pdl, num_warps=4, num_stages=STAGES, **launch_options(pdl),
+    activation, target = gate or (None, out)
+    _expand(delta, out, target, {"N": out.shape[1], "GATE": activation}, pdl=pdl)
+
+
+def _expand(delta: Delta, product: Tensor | None, out: Tensor, sizes: dict[str, Any], *, pdl: bool) -> None:
+    (numbers, _, items, order, _), place, shrunk = delta.adapters, delta.product, delta.shrunk
+    tile = expand_tile(sizes["N"], numbers.element_size(), beside=product is None)
+    expand_kernel[(tile.programs,)](
+        numbers_ptr=numbers, slot_stride=numbers.stride(0), items_ptr=items, order_ptr=order,
+        shrunk=(shrunk, shrunk.stride(0)), start_b=place.start_b, product_ptr=product,
+        product_stride=(out if product is None else product).stride(0), out_ptr=out, T=len(out), **sizes, ENDS=place.ends,
+        RANK=delta.rank, SPLITS=len(shrunk), CHUNK=tile.rows, STAGES=tile.stages, PDL=pdl, num_warps=tile.warps,
+        maxnreg=tile.registers or None, **launch_options(pdl),
     )  # fmt: skip

@@ -1,11 +1,9 @@
-"""x shrinks to the ranks of its parts in a kernel of its own; what that becomes is multiplied with B where sums of the product are, and added to them.
-
-SHAPE is of parts of A, the largest rank, slices of x, the units behind the first that are multiplied with their B at once.
-"""
+"""x shrinks to the ranks of its parts in a kernel of its own. What that becomes is multiplied with B in another one, or of one token where the sums of the product are."""
 
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.gates import gated
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.linear.low_rank.tuning import ITEM, UNIT
 
@@ -133,9 +131,9 @@ def wait_for_x(ready_ptr, PDL: tl.constexpr):
 def load_row_factor(delta, rows, SHAPE: tl.constexpr):
     """B of the only token, [ROWS UNITS RANK], zero behind the adapter's rank, and where lies what it is multiplied with.
 
-    `rows` repeats each row UNITS RANK times, UNITS being at least the slices of x: so many that each thread has one element to load, and not all of them.
+    SHAPE is of parts of A, the largest rank, slices of x, and UNITS, which is at least these. `rows` repeats each row UNITS RANK times: so many that each thread has one element to load, and not all of them.
     """
-    numbers_ptr, slot_stride, units_ptr, _, parts_ptr, shrunk_ptr, split_stride, start_b, _ = delta
+    numbers_ptr, slot_stride, units_ptr, parts_ptr, shrunk_ptr, split_stride, start_b = delta
     slot, rank = tl.load(units_ptr + _ITEM), tl.load(units_ptr + _ITEM + 1)
     rank = tl.where(tl.load(units_ptr) > 0, rank, 0)
     i = tl.arange(0, rows.shape[0])
@@ -158,146 +156,106 @@ def expand_row(factor, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _load_units(delta, first, count, rank, SHAPE: tl.constexpr, UNITS: tl.constexpr):
-    """Adapters from `first` on: their slots, 0 where there is none of that rank, their ranks, and where B of each begins at that one, the last two in units of 16 numbers.
-
-    They are scalars, which take no registers of a tile. Those that are not there have an address that exists, as copies of nothing need one, too; slot 1's if a pipeline leaves the loads out.
-    """
-    slots, ranks, starts = (), (), ()
-    for unit in tl.static_range(UNITS):
-        unit_ptr = delta[2] + _ITEM * (tl.minimum(first + unit, count - 1) + 1)
-        slot, there, units = tl.where(first < count, tl.load(unit_ptr), 1), first + unit < count, 1
-        start = (slot - 1) * (delta[1] // _UNIT).to(tl.int32)
-        if SHAPE[1] > _UNIT:
-            units = tl.where(first < count, tl.load(unit_ptr + 1) // _UNIT, 1)
-            there = there & (rank < units * _UNIT)
-            start += tl.minimum(rank // _UNIT, units - 1)
-        slots += (tl.where(there, slot, 0),)  # type: ignore[assignment]
-        ranks += (units,)  # type: ignore[assignment]
-        starts += (start + units * delta[7],)  # type: ignore[assignment]
-    return slots, ranks, starts
+def _part_pieces(part: tl.constexpr, ENDS: tl.constexpr, CHUNK: tl.constexpr):
+    WIDTH: tl.constexpr = ENDS[part] - (ENDS[part - 1] if part > 0 else 0)
+    return (WIDTH + CHUNK - 1) // CHUNK
 
 
 @triton.jit
-def _spread(each, columns):
-    """For each column the scalar of its adapter, of which each has 16 columns."""
-    found = columns * 0 + each[0]
-    UNITS: tl.constexpr = len(each)
-    for unit in tl.static_range(1, UNITS):
-        found = tl.where(columns // _UNIT == unit, each[unit], found)
-    return found
+def _find_part(piece, ENDS: tl.constexpr, CHUNK: tl.constexpr):
+    """The part of an item's piece, the part's first piece and the one behind its last, its first column and the one behind its last."""
+    part, first, last, start, end = 0, 0, _part_pieces(0, ENDS, CHUNK), 0, ENDS[0]
+    PARTS: tl.constexpr = len(ENDS)
+    for each in tl.static_range(1, PARTS):
+        if piece >= last:
+            part, first, last = each, last, last + _part_pieces(each, ENDS, CHUNK)
+            start, end = ENDS[each - 1], ENDS[each]
+    return part, first, last, start, end
 
 
 @triton.jit
-def _b_ptrs(delta, units, rows, UNITS: tl.constexpr):
-    """B [ROWS, 16 UNITS] of some adapters, 16 columns of each."""
-    columns = tl.arange(0, UNITS * _UNIT)
-    places = _spread(units[2], columns)[None, :] + rows[:, None] * _spread(units[1], columns)[None, :]
-    places = places.to(tl.int64) * _UNIT + (columns % _UNIT)[None, :]
-    return delta[0] + tl.max_contiguous(tl.multiple_of(places, [1, _UNIT]), [1, _UNIT])
-
-
-@triton.jit
-def _load_first(delta, split, count, rank, rows, SHAPE: tl.constexpr):
-    """B [ROWS, 16] of the split-th adapter, zero if there is none, and its slot."""
-    units = _load_units(delta, split, count, rank, SHAPE, 1)
-    there = ((rows >= 0) & (units[0][0] > 0))[:, None]
-    return tl.load(_b_ptrs(delta, units, rows, 1), mask=there, other=0.0), units[0][0]
-
-
-@triton.jit
-def load_factor(delta, split, rows, ends, ms, M, SHAPE: tl.constexpr):
-    """All that `expand` needs and no kernel of the graph writes: the first adapter's B, the slots of tokens, the parts of rows, and of the `ends`, the first row and the last. Nothing here waits for it."""
-    token_slots = tl.load(delta[3] + ms, mask=ms < M, other=0)
-    parts, low, high = rows, 0, 0
-    if SHAPE[0] > 1:
-        parts, low, high = tl.load(delta[4] + rows), tl.load(delta[4] + ends[0]), tl.load(delta[4] + ends[1])
-    count = tl.load(delta[2])
-    unit = _load_first(delta, split, count, 0, rows, SHAPE)
-    return unit, count, token_slots, parts, low, high
-
-
-@triton.jit
-def _load_shrunk(delta, rank, ms, token_slots, part, SHAPE: tl.constexpr):
-    """A x of tokens, 16 ranks of a part, float32 [16, BM]; zero if a token has no adapter."""
-    shrunk_ptr, split_stride = delta[5], delta[6]
-    starts = ms.to(tl.int64) * (SHAPE[0] * SHAPE[1]) + part * SHAPE[1] + rank
-    ptrs = shrunk_ptr + tl.multiple_of(starts, [16])[None, :] + tl.arange(0, _UNIT)[:, None]
-    mask = tl.broadcast_to((token_slots > 0)[None, :], ptrs.shape)
+def _load_shrunk(shrunk, starts, present, rank, SPLITS: tl.constexpr):
+    """A x of tokens [16, 16], 16 ranks from this one on; zero where no token is present."""
+    shrunk_ptr, split_stride = shrunk
+    ptrs = shrunk_ptr + tl.multiple_of(starts + rank, [_UNIT])[:, None] + tl.arange(0, _UNIT)[None, :]
+    mask = tl.broadcast_to(present[:, None], ptrs.shape)
     total = tl.load(ptrs, mask=mask, other=0.0)
-    SLICES: tl.constexpr = SHAPE[2]
-    for split in tl.static_range(1, SLICES):
+    for split in tl.static_range(1, SPLITS):
         total += tl.load(ptrs + split * split_stride, mask=mask, other=0.0)
     return total
 
 
 @triton.jit
-def _own_ptrs(delta, i, columns):
-    """Where this program keeps 16 ranks of what its i-th tokens have shrunk to, [COLUMNS, BM]."""
-    i += (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)) * i.shape[0]
-    places = i[None, :] * _UNIT + (columns % _UNIT)[:, None]
-    return delta[8] + tl.max_contiguous(tl.multiple_of(places, [_UNIT, 1]), [_UNIT, 1])
-
-
-@triton.jit
-def expand(sums, delta, factor, rows, ms, split, SHAPE: tl.constexpr, SPLITS: tl.constexpr):
-    """Sums [ROWS, BM] of rows of a weight and tokens `ms` plus what adapters add: the split-th adapter, and of several at once behind the first SPLITS, in a pipelined loop, every SPLITS-th.
-
-    They are one product over 16 ranks of each, zero where a token does not have one: copied as B is, from a place of the program. Programs that share one take 4 us and more for that.
-    """
-    UNITS: tl.constexpr = SHAPE[3]
-    unit, count, token_slots, parts, low, high = factor
-    columns, i = tl.arange(0, UNITS * _UNIT), tl.arange(0, ms.shape[0])
-    start = SPLITS + split * UNITS
-    for rank in tl.range(0, SHAPE[1], _UNIT, num_stages=1):
-        if rank > 0:
-            unit = _load_first(delta, split, count, rank, rows, SHAPE)
-        lowest = _load_shrunk(delta, rank, ms, token_slots, low, SHAPE)
-        highest = lowest
-        if SHAPE[0] > 1:
-            highest = _load_shrunk(delta, rank, ms, tl.where(high > low, token_slots, 0), high, SHAPE)
-        for part in tl.range(low, high + 1, num_stages=1):
-            b, total, own = unit[0], lowest, rows >= 0
-            if SHAPE[0] > 1:
-                own = parts == part
-                b = tl.where(own[:, None], b, 0.0).to(b.dtype)
-                total = tl.where(part == low, lowest, highest)
-            if SHAPE[0] > 2:  # noqa: SIM102 - a constant
-                if (part > low) & (part < high):
-                    total = _load_shrunk(delta, rank, ms, token_slots, part, SHAPE)
-            total = total.to(b.dtype)
-            x = tl.where((token_slots == unit[1])[None, :], total, 0.0).to(b.dtype)
-            sums = tl.dot(b, x, sums, input_precision="ieee")
-            if start < count:  # a pipeline that has nothing to do takes as long to begin
-                tl.debug_barrier()
-                tl.store(_own_ptrs(delta, i, tl.arange(0, _UNIT)), total)
-                tl.debug_barrier()
-                x_ptrs = _own_ptrs(delta, i, columns)
-                units = _load_units(delta, start, count, rank, SHAPE, UNITS)
-                for first in tl.range(start, count, SPLITS * UNITS):
-                    b_ptrs = _b_ptrs(delta, units, rows, UNITS)
-                    later = tl.load(b_ptrs, mask=tl.broadcast_to(own[:, None], b_ptrs.shape), other=0.0)
-                    slots = _spread(units[0], columns)[:, None]
-                    each = tl.load(x_ptrs, mask=(slots == token_slots[None, :]) & (slots > 0), other=0.0)
-                    units = _load_units(delta, first + SPLITS * UNITS, count, rank, SHAPE, UNITS)
-                    sums = tl.dot(later, each, sums, input_precision="ieee")
+def _multiply_with_b(
+    x, b_ptrs, there, shrunk, starts, present, rank, RANK: tl.constexpr, SPLITS: tl.constexpr
+):
+    """A x, of the first 16 ranks `x`, times rows of B: [16, CHUNK]."""
+    mask = tl.broadcast_to(there[:, None], b_ptrs.shape)
+    sums = tl.dot(x, tl.trans(tl.load(b_ptrs, mask=mask, other=0.0)), input_precision="ieee")
+    if RANK > _UNIT:
+        for first in tl.range(_UNIT, rank, _UNIT, num_stages=1):
+            b = tl.load(b_ptrs + first, mask=mask, other=0.0)
+            x = _load_shrunk(shrunk, starts, present, first, SPLITS).to(b.dtype)
+            sums = tl.dot(x, tl.trans(b), sums, input_precision="ieee")
     return sums
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "start_b"])
 def expand_kernel(
-    out_ptr, out_stride, T, delta, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SHAPE: tl.constexpr, PDL: tl.constexpr
+    numbers_ptr, slot_stride, items_ptr, order_ptr, shrunk, start_b, product_ptr, product_stride, out_ptr, T,
+    N: tl.constexpr, ENDS: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr, GATE: tl.constexpr, CHUNK: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, j): a tile [BN, BM] of out [T, N] plus the adapters' deltas."""
+    """Program i: out [T, N] = what adapters add to tokens that have some, plus the product if there is one, of as many pieces as other programs: CHUNK columns of a part of an item.
+
+    With GATE a piece has as many columns of gate and of up, and their gated product [T, N / 2] is written, of all tokens.
+    """
     let_next_start(PDL)
-    columns = tl.program_id(0) * BN + tl.arange(0, BN)
-    ms = tl.program_id(1) * BM + tl.arange(0, BM)
-    rows = tl.minimum(columns, N - 1)
-    ends = tl.program_id(0) * BN, tl.minimum(tl.program_id(0) * BN + BN, N) - 1
-    factor = load_factor(delta, 0, rows, ends, ms, T, SHAPE)
+    PARTS: tl.constexpr = len(ENDS)
+    WIDTH: tl.constexpr = N if GATE is None else N // 2
+    if GATE is None:
+        num_items, PIECES = tl.load(items_ptr), _part_pieces(0, ENDS, CHUNK)
+        for each in tl.static_range(1, PARTS):
+            PIECES += _part_pieces(each, ENDS, CHUNK)
+    else:
+        num_items, PIECES = tl.load(items_ptr + 1), (WIDTH + CHUNK - 1) // CHUNK
+    share = tl.cdiv(num_items * PIECES, tl.num_programs(0))
+    piece = tl.program_id(0) * share
+    end = tl.minimum(piece + share, num_items * PIECES)
+    i, j = tl.arange(0, CHUNK), tl.arange(0, _UNIT)
     wait_for_last(PDL)
-    out_ptrs = out_ptr + ms[None, :].to(tl.int64) * out_stride + columns[:, None]
-    mask = (ms < T)[None, :] & (columns < N)[:, None]
-    out = tl.load(out_ptrs, mask=mask, other=0.0)
-    sums = expand(tl.zeros([BN, BM], tl.float32), delta, factor, rows, ms, 0, SHAPE, 1)
-    tl.store(out_ptrs, (out.to(tl.float32) + sums).to(out.dtype), mask=mask)
+    while piece < end:
+        number = piece // PIECES
+        slot, rank, first, place, count = _load_item(items_ptr, number, num_items)
+        part, begin, last, column, last_column = _find_part(piece - number * PIECES, ENDS, CHUNK)
+        until = tl.minimum(end, number * PIECES + tl.minimum(last, PIECES))
+        if first == 0:
+            tokens = tl.load(order_ptr + place + j, mask=j < count, other=0)
+            has_one, is_token = (j < count) & (rank > 0), (j < count) & (tokens < T)
+            starts = tokens * (PARTS * RANK) + part * RANK
+            up_starts = starts + (PARTS - 1) * RANK
+            x = _load_shrunk(shrunk, starts, has_one, 0, SPLITS).to(numbers_ptr.dtype.element_ty)
+            if GATE is not None:
+                up_x = _load_shrunk(shrunk, up_starts, has_one, 0, SPLITS).to(x.dtype)
+            b_start = (slot - 1).to(tl.int64) * slot_stride + rank.to(tl.int64) * start_b
+            slot_ptr = numbers_ptr + tl.multiple_of(b_start, _UNIT)
+            column -= (number * PIECES + begin) * CHUNK
+            far = tokens[:, None].to(tl.int64)
+            for now in tl.range(piece, until, num_stages=STAGES):
+                columns = column + now * CHUNK + i
+                own = columns < tl.minimum(last_column, WIDTH)
+                there, mask = own & (rank > 0), is_token[:, None] & own[None, :]
+                places = tl.multiple_of(columns * rank, [_UNIT])[:, None] + j[None, :]
+                b_ptrs = slot_ptr + tl.max_contiguous(tl.multiple_of(places, [1, _UNIT]), [1, _UNIT])
+                sums = _multiply_with_b(x, b_ptrs, there, shrunk, starts, has_one, rank, RANK, SPLITS)
+                if product_ptr is not None:
+                    product_ptrs = product_ptr + far * product_stride + columns[None, :]
+                    sums += tl.load(product_ptrs, mask=mask, other=0.0).to(tl.float32)
+                if GATE is not None:
+                    b_ptrs += WIDTH * rank
+                    up = _multiply_with_b(up_x, b_ptrs, there, shrunk, up_starts, has_one, rank, RANK, SPLITS)
+                    up += tl.load(product_ptrs + WIDTH, mask=mask, other=0.0).to(tl.float32)
+                    sums = gated(sums, up, GATE)
+                out_ptrs = out_ptr + far * (product_stride if GATE is None else WIDTH) + columns[None, :]
+                tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=mask)
+        piece = until

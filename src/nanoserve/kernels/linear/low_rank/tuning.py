@@ -21,10 +21,6 @@ FEW: Final = 16
 """Tokens, if there are several, up to which x is cut into steps of half the length: their partial sums are few, and come while the product is computed."""
 MOST_WHOLE: Final = 64
 """Tokens from which on programs wait for room, and multiply half a step at a time: that kept 88.8% of an 8B's speed at 256 tokens on an H200, and not 87.9."""
-AT_ONCE: Final = 4
-"""Adapters behind the first whose B is multiplied at once: their columns fill a line of shared memory."""
-STAGES: Final = 4
-"""The least steps of the loop over adapters behind the first, one of which is multiplied while the others are in flight. The loop must not name them itself, or loads of slots count as steps, too."""
 MOST_SLICES: Final = (14, 8)
 """Slices of x of up to `FEW` tokens, and of more: whoever multiplies with B adds them up."""
 MOST_PARTIALS: Final = 1024
@@ -33,12 +29,26 @@ MOST_PROGRAMS: Final = 132
 """Programs of a kernel that shrinks, one for each multiprocessor of an H100 or H200: more wait until the last product's make room, and the next product's for them. Each takes several items if need be."""
 
 
+MOST_NARROW: Final = 8192
+"""Columns of a product up to which one program for each multiprocessor multiplies with B beside it; of 28,672 two take 21 us for 32 adapters instead of 28."""
+
+
+class ExpandTile(NamedTuple):
+    """So many rows of B for 16 tokens at a time, `stages` of these in flight, by `programs` in all, of `warps` each with at most so many registers, 0 for any number."""
+
+    rows: int
+    stages: int
+    programs: int
+    warps: int = 4
+    registers: int = 0
+
+
 class Description(NamedTuple):
     """Which tokens have which adapter.
 
     Attributes:
         units: slots with all their tokens, `ITEM` numbers each; before them their number and zeros.
-        items: the same, of 16 ranks and up to 16 tokens each.
+        items: the same, of 16 ranks and up to 16 tokens each; behind them tokens without adapters, and before them how many there are without and with these.
         order: tokens, those of a slot together.
         slots: of each token its slot, or 0.
     """
@@ -52,9 +62,12 @@ class Description(NamedTuple):
 def describe(runs: Iterable[tuple[int, int]], ranks: Mapping[int, int]) -> Description:
     """Describe runs of tokens: (slot, 0 for none; number of tokens) each. `ranks` are those of slots."""
     by_slot: dict[int, list[int]] = {}
+    plain: list[int] = []
     slots: list[int] = []
     for slot, count in runs:
-        if slot:
+        if not slot:
+            plain += range(len(slots), len(slots) + count)
+        else:
             by_slot.setdefault(slot, []).extend(range(len(slots), len(slots) + count))
         slots += [slot] * count
     units, items, order = [0] * ITEM, [0] * ITEM, list[int]()
@@ -65,6 +78,10 @@ def describe(runs: Iterable[tuple[int, int]], ranks: Mapping[int, int]) -> Descr
                 items += (slot, ranks[slot], first, len(order) + start, min(UNIT, len(tokens) - start))
         order += tokens
     units[0], items[0] = len(units) // ITEM - 1, len(items) // ITEM - 1
+    for start in range(0, len(plain), UNIT):
+        items += (0, 0, 0, len(order) + start, min(UNIT, len(plain) - start))
+    order += plain
+    items[1] = len(items) // ITEM - 1
     return Description(units, items, order, slots)
 
 
@@ -75,7 +92,7 @@ def most_units(tokens: int, slots: int) -> int:
 
 def most_items(tokens: int, slots: int, rank: int) -> int:
     """Rows of items of these, of up to this rank."""
-    return PADDING + min(tokens, slots + tokens // UNIT) * (rank // UNIT)
+    return PADDING + min(tokens, slots + 1 + tokens // UNIT) * (rank // UNIT)
 
 
 def slice_count(tokens: int, width: int, *, invariant: bool) -> int:
@@ -112,13 +129,9 @@ def shrink_ways(widths: Sequence[int], most: int, *, invariant: bool) -> list[in
     return sorted(found.values())
 
 
-def expand_tile(itemsize: int) -> tuple[int, int]:
-    """Columns and tokens of one program that adds to a product."""
-    return (128, 64) if itemsize < 4 else (32, 32)
-
-
-def most_room(columns: int, tokens: int, itemsize: int) -> int:
-    """Numbers of the places of all programs of a product, which has up to eight slices, and tiles of up to twice as many tokens as columns, in float32 four times."""
-    bn, bm = expand_tile(itemsize)
-    behind = triton.cdiv(columns, bn) * triton.cdiv(tokens, bm) * bm
-    return UNIT * max(behind, 8 * itemsize * (columns + 128))
+def expand_tile(columns: int, itemsize: int, *, beside: bool) -> ExpandTile:
+    """The tile of a product with B, behind a product of so many columns, or beside one of few tokens, where both and `shrink` have to fit into a multiprocessor."""
+    if itemsize == 4:  # small, which compiles quickly
+        return ExpandTile(32, 2, MOST_PROGRAMS)
+    programs = MOST_PROGRAMS * (1 + (columns > MOST_NARROW))
+    return ExpandTile(256, 3, programs, 4, 88) if beside else ExpandTile(256, 2, 4 * MOST_PROGRAMS)
