@@ -11,7 +11,7 @@ import torch
 
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
-from nanoserve.adapters.pytorch.cuda.special_draws import most_masks
+from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws, most_masks
 from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals
 from nanoserve.adapters.pytorch.models import build_random_model
@@ -98,6 +98,28 @@ def test_the_same_answers_where_masks_are_late(special: bool) -> None:
     """A row that is not drawn has neither its token nor what penalties would count of it."""
     found = answers(FREE | BOUND, special=special, grammars=TardyGrammars(TINY.vocab_size, LANGUAGES))
     assert found == answers(FREE | BOUND, special=special)
+
+
+def test_a_step_with_late_masks_is_drawn_as_any_other_with_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the launch that is captured: the host, which has waited for masks already, need not wait for the device."""
+    late, alone = list[set[int]](), list[object]()
+    behind, sample = SpecialDraws.draw_behind, SpecialDraws.sample
+
+    def noted(*given: Any, missing: set[int], **more: Any) -> CudaTicket:
+        late.extend([missing] if missing else [])
+        calls = len(alone)
+        drawn = behind(*given, missing=missing, **more)
+        assert len(alone) == calls
+        return drawn
+
+    def sampled(*given: Any, **more: Any) -> CudaTicket:
+        alone.append(given)
+        return sample(*given, **more)
+
+    monkeypatch.setattr(SpecialDraws, "draw_behind", noted)
+    monkeypatch.setattr(SpecialDraws, "sample", sampled)
+    answers(FREE | BOUND, grammars=TardyGrammars(TINY.vocab_size, LANGUAGES))
+    assert late
 
 
 @pytest.mark.skipif(ON_GPU, reason="another device rounds in other ways")

@@ -51,14 +51,14 @@ class PinnedBlocks:
 
         Returns behind which number none is used.
         """
-        block, used = masks.block, 0
+        block, places, used, counts = masks.block, [-1] * self._most, 0, masks.counts
         assert isinstance(block, PinnedBlock)
-        block.numbers.fill(-1)
         for place, row in enumerate(rows):
-            if row in masks.numbers:
-                first, count = masks.numbers[row], min(masks.counts.get(row, 1), width)
-                block.numbers[first : first + count] = range(place * width, place * width + count)
-                used = max(used, first + count)
+            if (first := masks.numbers.get(row)) is not None:
+                for ahead in range(min(counts.get(row, 1), width) if counts else 1):
+                    places[first + ahead] = place * width + ahead
+                used = max(used, first + ahead + 1)
+        block.numbers[: self._most] = places
         end = block.head + self._words * used
         self._sent[:end].copy_(block.host[:end], non_blocking=True)
         return used

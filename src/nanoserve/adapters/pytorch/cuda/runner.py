@@ -150,8 +150,7 @@ class CudaRunner:
         if special:
             return self._sample(plan, ticket, logits, self._arena.places)
         if plan.masked:
-            run = self._decoding.run_draw
-            draw = functools.partial(self._special.draw_behind, plan, ticket, logits, run)
+            draw = functools.partial(self._special.draw_behind, plan, ticket, self._decoding.run_draw)
             return self._special.hold(plan, draw)
         return self._drawing.issue(ticket)
 

@@ -17,6 +17,8 @@ from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.grammar import MOST_DRAFTED, Masks
 from nanoserve.ports.step import StepPlan
 
+Run = Callable[[int, int], None]
+
 
 def most_masks(sizes: EngineSizes) -> int:
     """The most masks of a step: of rows with drafts, and beside those of rows whose prompts end."""
@@ -48,10 +50,9 @@ class SpecialDraws:
 
     def draw_held(self, ticket: CudaTicket, masks: Masks) -> set[int]:
         """Queue the draw that is held; returns the rows that get nothing, as there is no mask for them."""
-        held, self._held = self._held, None
-        assert held is not None
-        masked, draw = held
-        missing = set(masked) - masks.keys()
+        assert self._held is not None
+        (masked, draw), self._held = self._held, None
+        missing = set(masked) - masks.numbers.keys()
         ticket.late = draw(masks=masks, missing=missing)
         return missing
 
@@ -62,21 +63,21 @@ class SpecialDraws:
         self._drawing.draw(logits, places, width=width, pdl=pdl)
 
     def draw_behind(
-        self,
-        plan: StepPlan,
-        ticket: CudaTicket,
-        logits: Tensor,
-        run: Callable[[int, int], None],
-        *,
-        masks: Masks,
-        missing: set[int],
+        self, plan: StepPlan, ticket: CudaTicket, run: Run, *, masks: Masks, missing: set[int]
     ) -> CudaTicket:
-        """Draw what a plan's forward pass has left: by `run`, which may replay a graph, if it is for all rows and as wide as was planned."""
-        rows, width = ticket.drawn_rows, max(ticket.width, 1)
-        if missing or plan.width > width:
-            return self.sample(ticket, logits, self._arena.places, masks=masks, missing=missing)
+        """Draw what a plan's forward pass has left: by `run`, which may replay a graph, if it is as wide as was planned, and narrow where rows are missing."""
+        rows, width, arena = ticket.drawn_rows, max(ticket.width, 1), self._arena
+        if plan.width > width or (missing and ticket.width):
+            logits = self._logits[: len(rows) * width]
+            return self.sample(ticket, logits, arena.places, masks=masks, missing=missing)
         self.blocks.send(masks, rows, width)
+        if missing:  # whose draws go to the sink
+            arena.write("places", [arena.sink_row if row in missing else row for row in rows])
+            arena.flush()
         run(len(rows), ticket.width)
+        if missing:
+            arena.write("places", rows)
+            arena.flush()
         self.finish()
         self._masked = self._drawing.issue(ticket)
         return ticket
