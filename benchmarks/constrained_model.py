@@ -10,6 +10,7 @@ does not count. Calls with and without grammars take turns; shares are medians o
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import pathlib
 import random
@@ -100,6 +101,8 @@ def main() -> None:
         vocab = write_folder(asked.shape, folder := pathlib.Path(name))
         for rows in asked.rows:
             with LLM(folder, max_num_seqs=rows, max_model_len=2 * (PROMPT + asked.tokens)) as llm:
+                gc.collect()
+                gc.freeze()
                 measure(Calls(llm, vocab, rows, asked.tokens), rows, asked.calls, table)
     Console(width=120).print(table)
 

@@ -9,19 +9,18 @@ import threading
 from typing import Any
 from unittest import mock
 
-from nanoserve.adapters.llguidance.filling import Job
+from nanoserve.adapters.llguidance.filling import MaskFiller
 from nanoserve.entrypoints.compose.engine_host import main
 
 HELD = "CHAOS_HELD"
 """Names a file that is made when a mask is begun."""
 
 
-def _hold(job: Job, _catch_up: Any) -> None:
-    job._batch.begun.release()
+def _hold(*_given: Any) -> None:
     pathlib.Path(os.environ[HELD]).touch()
     threading.Event().wait()
 
 
 if __name__ == "__main__":
-    with mock.patch.object(Job, "_fill", _hold):
+    with mock.patch.object(MaskFiller, "fill_one", _hold):
         sys.exit(main())

@@ -1,34 +1,37 @@
 """Fills the masks of many matchers at once, and handles late ones.
 
-Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask and while it consumes a token. So a step's
-matchers are cut by lexers into jobs, about one for each thread. A job is one call of the library, which needs no lock of the interpreter: masks are
-made while the engine reports and the device computes.
+Most masks take less than it takes to hand them to another thread, and whoever waits for the interpreter's lock holds up the engine. So the caller fills
+them itself: those of a crowd in one call of the library, which has threads of its own and needs no lock. Such a call ends with its dearest mask. Those
+are texts of bounded length near their end, whose masks so far allowed many tokens and were not kept by the library. So masks behind one of many tokens are
+filled one by one, and timed; where one was not kept, the next are left to threads. So are for a while all masks of a lexer that had a dear one unforeseen.
+Threads make masks while the engine reports and the device computes.
 
-Handing a job to a thread costs more than most masks take. So the few of a small step are filled by the caller, where their lexers have
-been quick so far.
+Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask and while it consumes a token. So the masks that are left
+to threads are cut by lexers into jobs, and all matchers of a job's lexer belong to it.
 
-A step waits while the device is at work anyway, and then for as long as the masks that are missing are worth. Jobs that have not ended by then
-are late. They go on, except those that no thread has begun, and their matchers are filled lexer by lexer for a while: whichever was expensive delays no
-others then. A mask that comes late is not kept here: the library keeps the newest one of each matcher, and copies it when it is asked for again.
+A step waits while the device is at work anyway, and then for as long as the masks that are missing are worth. What has not come by then
+is late. Its thread goes on with the mask that it has begun, and with no other. A mask that comes late is not kept here: the library keeps the newest one
+of each matcher, and copies it when it is asked for again.
 
 While a lexer is in use, nothing may touch its matchers, for it would wait for the lock, and the engine with it. Their tokens are left to the
-thread that fills their next mask. So are, for a while, those of a matcher whose mask or token was expensive.
+thread that fills their next mask. So are, for a while, those of a matcher whose token was expensive.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, cast
 
 from llguidance import LLExecutor, LLMatcher
 
-from nanoserve.adapters.llguidance.matchers import DEAR_SECONDS, GrammarMatcher, SharedLexer
+from nanoserve.adapters.llguidance.matchers import DEAR_SECONDS, QUICK_SECONDS, GrammarMatcher, SharedLexer
 from nanoserve.adapters.llguidance.reading import refusal
 from nanoserve.ports.grammar import Filled, MaskBlock, Matcher
 
@@ -42,42 +45,46 @@ STEPS: Final = 16
 """Newest steps that are looked at: the fastest quarter says how long a step takes that nothing held up."""
 MOST_WAIT: Final = 0.05
 """Seconds that a step waits at the most, where it has nothing else to draw."""
-FEWEST_TOGETHER: Final = 32
+LEFT_MASKS: Final = 64
+"""Masks of a lexer that are left to threads for each `DEAR_SECONDS` that one took the caller."""
+CAREFUL: Final = 16
+"""Masks for which the tokens of a matcher are left to threads, after one that was expensive."""
+FEWEST_TOKENS: Final = 128
 """Tokens that are worth other threads than the caller's."""
-FEWEST_MASKS: Final = 8
-"""Masks that are worth another thread."""
-CAREFUL_ALONE: Final = 16
-"""Masks for which a matcher is filled by itself, after it was late by itself or a token of its own was expensive."""
-CAREFUL_TOGETHER: Final = 3
-"""Masks that it fills alone after it was late together with others: it may have been one of those."""
-FEW: Final = 16
-"""Rows among which the late one is filled alone: the others of a larger group go on together."""
+FEWEST_TOGETHER: Final = 16
+"""Masks that are worth a call of several threads."""
+ALONE: Final = 8
+"""Steps without one after a dear mask in it, whose lexer is not known: what has one again shows itself."""
+SAMPLE: Final = 64
+"""Bytes of a mask that are looked at."""
 MOST_THREADS: Final = 64
 """Threads that fill masks, those that are late still among them."""
 _LEXER_FAILED: Final = "lexer error"
 """How llguidance's complaint begins where a lexer has all the states that it may have."""
 _ROW_FAILED: Final = "Parser Error: Current row"
 """The error of a row where too much may come next."""
+_Members = list[tuple[int, GrammarMatcher]]
 
 
 class Job:
-    """Masks of a step that one thread fills in one call of the library, by their numbers in its block; fulfils `Pending`."""
+    """Masks of matchers that share a lexer, which one thread fills one after the other; fulfils `Pending`.
 
-    def __init__(self, batch: Batch, executor: LLExecutor) -> None:
-        self.members: list[tuple[int, GrammarMatcher]] = []
-        self._is_begun = self._is_given_up = self._has_ended = False
+    Attributes:
+        members: by the numbers of their masks in the step's block, or the first of these.
+        filled: how many of them have their masks.
+        is_given_up: whether nobody waits any more.
+    """
+
+    def __init__(self, members: _Members, lexer: SharedLexer) -> None:
+        self.members, self.filled = members, 0
+        self.is_given_up = self._is_begun = self._has_ended = False
         self._error: Exception | None = None
-        self._batch, self.executor = batch, executor
-
-    def add(self, members: list[tuple[int, GrammarMatcher]]) -> None:
-        """All of a step that share a lexer, by the numbers of their masks or the first of these."""
-        self.members += members
-        members[0][1].lexer.job = self
+        lexer.job = self
 
     def done(self) -> bool:
         """As in `Pending`: no thread is at work, nor will be."""
         # A thread says that it begins before it looks whether it should, and who gives up does it the other way round.
-        return self._has_ended or (self._is_given_up and not self._is_begun)
+        return self._has_ended or (self.is_given_up and not self._is_begun)
 
     def result(self) -> None:
         if self._error is not None:
@@ -87,75 +94,51 @@ class Job:
         """As in `Pending`; the library cannot be stopped."""
         return False
 
-    def run(self, catch_up: Callable[[GrammarMatcher], None]) -> None:
-        """Fill all, if somebody waits still; in a thread, without the interpreter's lock except the first moment."""
+    def run(self, fill: Callable[[int, GrammarMatcher], None]) -> None:
+        """Fill them while somebody waits; in a thread."""
         self._is_begun = True
         try:
-            if not self._is_given_up:
-                self._fill(catch_up)
+            self._fill(fill)
         except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
             self._error = error.with_traceback(None)  # which holds this
-        self._batch.begun.release()
         self._has_ended = True
-        self._batch.note_end(self)
-        if self._is_given_up:
+        if self.is_given_up:
             self.forget()
+
+    def _fill(self, fill: Callable[[int, GrammarMatcher], None]) -> None:
+        for number, matcher in self.members:
+            if self.is_given_up:
+                return
+            fill(number, matcher)
+            self.filled += 1
 
     def forget(self) -> None:
         """Its members are asked for no more, and it must not keep them: a lexer has its newest job, and they have the lexer."""
         self.members = []
 
-    def _fill(self, catch_up: Callable[[GrammarMatcher], None]) -> None:
-        batch, block = self._batch, self._batch.block
-        for _, matcher in self.members:
-            if matcher.pending_tokens:
-                catch_up(matcher)
-        drafts = batch.drafts
-        jobs = [(matcher.inner, number) for number, matcher in self.members if number not in drafts]
-        drafted = [(each.inner, number, drafts[number]) for number, each in self.members if number in drafts]
-        where = batch.address, block.width, len(block.memory) // block.width
-        batch.begun.release()
-        if drafted:
-            self.executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
-        if jobs:
-            self.executor.unsafe_compute_mask_ptr(jobs, *where)
-
-    def is_in_time(self) -> bool:
-        """True if all is filled; else nobody waits any more."""
-        members, is_in_time = self.members, self._has_ended
-        self._is_given_up = not is_in_time
-        for _, matcher in members if self._is_begun else ():
-            matcher.lexer.note_mask(is_quick=is_in_time)
-            if is_in_time:
-                matcher.careful = max(matcher.careful - 1, 0)
-            elif len(members) <= FEW:
-                matcher.careful = CAREFUL_ALONE if len(members) == 1 else CAREFUL_TOGETHER
-        return is_in_time
-
 
 class Batch:
-    """The jobs of a step, and their targets.
+    """The masks of a step, and where they are written.
 
     Attributes:
-        jobs: all; threads take them from `line`.
+        jobs: for threads, which take them from `line`.
         drafts: by the number of a matcher's mask, tokens behind each of which it has another one.
-        begun: released by each as it comes to its masks, and as it ends.
-        all_ended: set once no thread is at work.
+        begun: set once a thread is at work, `all_ended` once none is any more.
     """
 
     def __init__(self, block: MaskBlock, drafts: Mapping[int, list[int]]) -> None:
         self.block, self.drafts = block, drafts
         self._memory = (ctypes.c_char * len(block.memory)).from_buffer(block.memory)
         self.address = ctypes.addressof(self._memory)
+        self.where = self.address, block.width, len(block.memory) // block.width
         self.jobs: list[Job] = []
         self.line = deque[Job]()
-        self.begun = threading.Semaphore(0)
-        self.all_ended = threading.Event()
+        self.begun, self.all_ended = threading.Event(), threading.Event()
         self._ended = list[Job]()
 
     def missing(self) -> int:
         """The number of missing masks."""
-        return sum(len(job.members) for job in self.jobs) - sum(len(job.members) for job in self._ended)
+        return sum(len(job.members) - job.filled for job in self.jobs)
 
     def note_end(self, job: Job) -> None:
         """A job has ended; in a thread."""
@@ -176,10 +159,10 @@ class MaskFiller:
 
     def __init__(self, num_tokens: int, threads: int, failed: Callable[[], LLMatcher]) -> None:
         self._num_tokens, self._failed = num_tokens, failed
+        self._most = threads
         self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="masks")
         self._executor = LLExecutor(threads)
-        self._executors = [LLExecutor(1) for _ in range(threads)]
-        self._busy: dict[LLExecutor, Job] = {}
+        self._alone = 0
         self._late: set[Batch] = set()
         self._started = 0.0
         self._interval = FIRST_INTERVAL
@@ -187,31 +170,32 @@ class MaskFiller:
         self.steps, self.seconds = 0, 0.0
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]]) -> Mapping[int, str]:
-        now = list[tuple[int, GrammarMatcher, int]]()
+        going = list[tuple[int, GrammarMatcher, int]]()
         for place, (matcher, token) in enumerate(cast("Sequence[tuple[GrammarMatcher, int]]", tokens)):
             matcher.note(token)
             if matcher.careful or matcher.pending_tokens or matcher.lexer.is_in_use:
                 matcher.pending_tokens.append(token)
             else:
-                now.append((place, matcher, token))
-        jobs = [(matcher.inner, token) for _, matcher, token in now]
-        going = self._consume_together(jobs) or [_consumed(matcher, token) for _, matcher, token in now]
-        wrong = {}
-        for (place, matcher, token), each in zip(now, going, strict=True):
-            if each is True:
-                matcher.went_on(token)
-            else:
-                wrong[place] = each if isinstance(each, str) else _complaint(matcher, token)
+                going.append((place, matcher, token))
+        wrong, now = dict[int, str](), time.thread_time()
+        together = self._consume_together([(matcher.inner, token) for _, matcher, token in going])
+        for (place, matcher, token), has_gone in zip(going, together, strict=True):
+            error = _consume(matcher, token, has_gone)
+            before, now = now, time.thread_time()
+            if now - before >= DEAR_SECONDS:
+                matcher.careful = CAREFUL
+            if error:
+                wrong[place] = error
         return wrong
 
-    def _consume_together(self, jobs: list[tuple[LLMatcher, int]]) -> Sequence[bool | str]:
-        """By several threads. Empty if they are few, or where the library has refused them as they are."""
-        if len(jobs) < FEWEST_TOGETHER:
-            return []
-        try:
-            return self._executor.consume_token_par(jobs)
-        except Exception:  # noqa: BLE001 - raised before any has gone on; one by one they show which is at fault
-            return []
+    def _consume_together(self, jobs: list[tuple[LLMatcher, int]]) -> Sequence[bool | None]:
+        """For each whether it has gone on; None if the library has not been asked, because they are few, or has refused them as they are."""
+        if len(jobs) >= FEWEST_TOKENS:
+            with contextlib.suppress(
+                Exception
+            ):  # raised before any has gone on; one by one they show which is at fault
+                return self._executor.consume_token_par(jobs)
+        return [None] * len(jobs)
 
     def fill(
         self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = ()
@@ -220,59 +204,105 @@ class MaskFiller:
         self._intervals.append(started - self._started)
         self._interval = sorted(self._intervals)[len(self._intervals) // 4]
         self._started = started
-        late, quick = set[int](), list[tuple[int, GrammarMatcher]]()
-        by_lexer: dict[SharedLexer, list[tuple[int, GrammarMatcher]]] = {}
+        by_lexer: dict[SharedLexer, _Members] = {}
         numbers: Sequence[int] = range(len(matchers))
         if drafts:
             numbers = [*itertools.accumulate([1 + len(each) for each in drafts], initial=0)][:-1]
-        drafted = {number: list(each) for number, each in zip(numbers, drafts, strict=False) if each}
+        batch = Batch(block, {n: list(each) for n, each in zip(numbers, drafts, strict=False) if each})
         for number, matcher in zip(numbers, cast("Sequence[GrammarMatcher]", matchers), strict=True):
-            if matcher.lexer.is_in_use:
-                late.add(number)
-            elif matcher.is_quick and len(matchers) < FEWEST_MASKS and number not in drafted:
-                quick.append((number, matcher))
+            by_lexer.setdefault(matcher.lexer, []).append((number, matcher))
+        late, quick = set[int](), _Members()
+        for lexer, members in by_lexer.items():
+            if lexer.is_in_use:
+                late.update(number for number, _ in members)
+            elif not lexer.left and all(matcher.is_quick for _, matcher in members):
+                quick += members
             else:
-                by_lexer.setdefault(matcher.lexer, []).append((number, matcher))
-        batch = self._begin(by_lexer.values(), Batch(block, drafted)) if by_lexer else None
-        if quick:
-            _fill_at_once(quick, block)
+                batch.jobs.append(Job(members, lexer))
+        batch.jobs.sort(
+            key=lambda job: max([matcher.seconds for _, matcher in job.members])
+        )  # the dearest last
+        batch.line.extend(batch.jobs)
+        for _ in range(min(self._most, len(batch.jobs))):
+            self._threads.submit(self._work, batch)
+        alone = self._fill_together(batch, quick)
+        now = time.thread_time()
+        for number, matcher in alone:
+            self.fill_one(batch, number, matcher)
+            before, now = now, time.thread_time()
+            matcher.seconds = now - before
+            matcher.lexer.left += LEFT_MASKS * int(matcher.seconds / DEAR_SECONDS)
         self.steps += 1
         self.seconds += time.perf_counter() - started
 
         def wait() -> Filled:
             again = time.perf_counter()
-            came = quick if batch is None else [*quick, *self._collect(batch, started, late)]
+            came = [*quick, *self._collect(batch, started, late)] if batch.jobs else quick
             empty = self._correct(came, block)
             self.seconds += time.perf_counter() - again
             return Filled(late, empty)
 
         return wait
 
-    def _begin(self, lexers: Collection[list[tuple[int, GrammarMatcher]]], batch: Batch) -> Batch:
-        """Masks of matchers that share lexers, by threads."""
-        self._cut(batch, lexers)
-        busy = min(len(self._executors), len(batch.jobs))
-        for _ in range(busy):
-            self._threads.submit(_work, batch.line, self.catch_up)
-        for _ in range(busy):  # a thread needs the interpreter's lock to begin, and has it while this waits
-            batch.begun.acquire(timeout=self._interval * OVERLAP / busy)
-        return batch
+    def _fill_together(self, batch: Batch, quick: _Members) -> _Members:
+        """Fill those behind masks of few tokens in one call, as they are quick; returns the others, whose time is to be known."""
+        sparse = [(matcher.inner, number) for number, matcher in quick if not matcher.is_dense]
+        if len(sparse) < FEWEST_TOGETHER or batch.drafts or self._alone:
+            self._alone = max(self._alone - 1, 0)
+            return quick
+        latest = time.perf_counter() + DEAR_SECONDS + QUICK_SECONDS * len(sparse)
+        self._executor.unsafe_compute_mask_ptr(sparse, *batch.where)
+        self._alone = ALONE if time.perf_counter() >= latest else 0
+        return [each for each in quick if each[1].is_dense]
 
-    def _collect(self, batch: Batch, started: float, late: set[int]) -> list[tuple[int, GrammarMatcher]]:
+    def fill_one(self, batch: Batch, number: int, matcher: GrammarMatcher) -> None:
+        """Fill a matcher's mask, and those behind its drafts, without the interpreter's lock."""
+        drafts = batch.drafts.get(number)
+        if drafts is None:
+            width = batch.block.width
+            matcher.inner.unsafe_compute_mask_ptr(batch.address + number * width, width)
+        else:  # alone it needs no thread of the executor's
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(
+                [(matcher.inner, number, drafts)], *batch.where
+            )
+
+    def _work(self, batch: Batch) -> None:
+        """Take jobs until there are no more; in a thread."""
+
+        def fill(number: int, matcher: GrammarMatcher) -> None:
+            if matcher.pending_tokens:
+                self.catch_up(matcher)
+            started = time.thread_time()
+            self.fill_one(batch, number, matcher)
+            matcher.seconds = time.thread_time() - started
+            matcher.careful = max(matcher.careful - 1, 0)
+            matcher.lexer.left = max(matcher.lexer.left - 1, 0)
+
+        while batch.line:
+            try:
+                job = batch.line.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            batch.begun.set()
+            job.run(fill)
+            batch.note_end(job)
+
+    def _collect(self, batch: Batch, started: float, late: set[int]) -> _Members:
         """Whose masks have come in the time that there is; the others are added to the `late` ones."""
+        came = _Members()
+        batch.begun.wait(self._interval * OVERLAP)  # so that one of them comes, if late
         self._wait(batch, started)
-        jobs = [(job, job.members, job.is_in_time()) for job in batch.jobs]
-        if writing := [job for job in batch.jobs if not job.done()]:
-            self._note_late(batch, writing)
-        came = list[tuple[int, GrammarMatcher]]()
-        for job, members, is_in_time in jobs:
+        for job in batch.jobs:
+            job.is_given_up, members, filled = True, job.members, job.filled
+            came += members[:filled]
+            late.update(number for number, _ in members[filled:])
             if job.done():
                 job.forget()
-            if is_in_time:
                 job.result()
-                came += members
             else:
-                late.update(number for number, _ in members)
+                batch.block.writers.append(job)
+                self._late.add(batch)
+        self._late = {each for each in self._late if not each.all_ended.is_set()}
         return came
 
     def rest(self, seconds: float) -> None:
@@ -288,32 +318,16 @@ class MaskFiller:
         mask[first:] = bytes(len(mask) - first)
         mask[first - 1] &= 0xFF >> (-self._num_tokens % 8)
 
-    def _cut(self, batch: Batch, lexers: Collection[list[tuple[int, GrammarMatcher]]]) -> None:
-        """Cut a step into about as many jobs as there are threads; what may be expensive is one by itself, and comes last."""
-        careful = [each for each in lexers if any(matcher.careful for _, matcher in each)]
-        calm = [each for each in lexers if each not in careful] if careful else lexers
-        wanted = -(-sum(map(len, calm)) // FEWEST_MASKS)
-        free = [each for each in self._executors if each not in self._busy or self._busy[each].done()]
-        shares = [Job(batch, each) for each in (free or self._executors)[:wanted]]
-        for each in sorted(calm, key=len, reverse=True):
-            min(shares, key=lambda job: len(job.members)).add(each)
-        batch.jobs = [each for each in shares if each.members]
-        self._busy.update((job.executor, job) for job in batch.jobs)
-        for each in careful:
-            batch.jobs.append(Job(batch, self._executors[-1]))
-            batch.jobs[-1].add(each)
-        batch.line.extend(batch.jobs)
-
     def catch_up(self, matcher: GrammarMatcher) -> None:
         """Advance by the pending tokens; in a thread. A matcher that cannot has failed, which shows with its mask."""
         while matcher.pending_tokens:
             token = matcher.pending_tokens.pop(0)
-            if matcher.careful:  # the library holds the interpreter's lock while it consumes one alone
-                both = [(matcher.inner, token), (self._failed().deep_copy(), token)]
-                is_going: bool | str = self._executor.consume_token_par(both)[0]
-            else:
-                is_going = _consumed(matcher, token)
-            if is_going is True:
+            if not matcher.careful:
+                _consume(matcher, token)
+                continue
+            # The library holds the interpreter's lock while it consumes one alone.
+            both = [(matcher.inner, token), (self._failed().deep_copy(), token)]
+            if self._executor.consume_token_par(both)[0]:
                 matcher.went_on(token)
 
     def _wait(self, batch: Batch, started: float) -> None:
@@ -326,13 +340,10 @@ class MaskFiller:
             if time.perf_counter() >= started + most:
                 return
 
-    def _note_late(self, batch: Batch, writing: list[Job]) -> None:
-        self._late = {each for each in self._late if not each.all_ended.is_set()} | {batch}
-        batch.block.writers.extend(writing)
-
     def _correct(self, here: list[tuple[int, GrammarMatcher]], block: MaskBlock) -> frozenset[int]:
         """Where a matcher has failed, the library writes that the answer may end; returns the numbers of those."""
         for number, matcher in here:
+            matcher.is_dense = _is_dense(block.mask(number))
             if matcher.names_ids:
                 self.exclude_surplus(block.mask(number))
         failed = [number for number, matcher in here if matcher.inner.is_stopped() and not matcher.may_end()]
@@ -344,35 +355,21 @@ class MaskFiller:
         return frozenset(failed)
 
 
-def _work(line: deque[Job], catch_up: Callable[[GrammarMatcher], None]) -> None:
-    """Take jobs until there are no more."""
-    while line:
-        try:
-            job = line.popleft()
-        except IndexError:  # another thread has taken the last one
-            return
-        job.run(catch_up)
+def _is_dense(mask: memoryview) -> bool:
+    """True if many tokens may come next, more than one of sixteen, by those in the middle."""
+    part = mask[len(mask) // 2 :][:SAMPLE]
+    return 2 * int.from_bytes(part, "little").bit_count() > len(part)
 
 
-def _fill_at_once(members: list[tuple[int, GrammarMatcher]], block: MaskBlock) -> None:
-    address = ctypes.addressof(ctypes.c_char.from_buffer(block.memory))
-    for number, matcher in members:
-        started = time.thread_time()
-        matcher.inner.unsafe_compute_mask_ptr(address + number * block.width, block.width)
-        if time.thread_time() - started >= DEAR_SECONDS:
-            matcher.lexer.note_mask(is_quick=False)
-
-
-def _consumed(matcher: GrammarMatcher, token: int) -> bool | str:
-    """True if it went on, else False or the error that the library raised, which is its own answer's to bear."""
-    started = time.thread_time()
+def _consume(matcher: GrammarMatcher, token: int, has_gone: bool | None = None) -> str:
+    """Go on by a token, if it is not known whether it `has_gone`; returns the error, which is its own answer's to bear, or nothing."""
     try:
-        return matcher.inner.consume_token(token)
+        if has_gone or (has_gone is None and matcher.inner.consume_token(token)):
+            matcher.went_on(token)
+            return ""
+        return _complaint(matcher, token)
     except Exception as error:  # noqa: BLE001 - the library may raise anything
         return f"{type(error).__name__}: {error}"
-    finally:
-        if time.thread_time() - started >= DEAR_SECONDS:
-            matcher.careful = CAREFUL_ALONE
 
 
 def _complaint(matcher: GrammarMatcher, token: int) -> str:

@@ -43,11 +43,12 @@ BYTES_PER_CHARACTER: Final = 64
 GRAMMAR_BYTES: Final = 1 << 20
 """Bytes of any grammar, the states of its lexer included: an estimate from above of those that are in use. Schemas of 300 to 2,800 characters take
 70 to 160 KB as they are made, 300 to 460 after an answer of 400 tokens, 500 to 1,200 after nine."""
-SHARED: Final = 4
-"""Answers that share a lexer before another one is made, where that takes less than `CHEAP_SECONDS`."""
 CHEAP_SECONDS: Final = 0.05
-LEXERS_PER_THREAD: Final = 2
-"""Lexers of one constraint for each thread that fills masks."""
+"""A lexer that takes less is made for each answer, because those that share one wait for each other's dear masks."""
+MOST_LEXERS: Final = 32
+"""Lexers of one constraint."""
+FEW: Final = 4
+"""Answers of a lexer that is used up which may stay with it."""
 USES: Final = 64
 """Answers of a lexer, whose states become more with each, before it is made again."""
 WORKERS: Final = 2
@@ -105,7 +106,7 @@ class CompiledGrammar:
     @property
     def is_over(self) -> bool:
         """True if it is used up, and so few answers are left that none has to move."""
-        return self.is_used_up and self.living <= SHARED
+        return self.is_used_up and self.living <= FEW
 
     @property
     def living(self) -> int:
@@ -126,34 +127,40 @@ class Lexers:
     All wait for the first. A crowd shares what is there, and is spread over the others as they are made.
 
     Attributes:
-        made: those that serve or will, `most` at the most, beside some that are used up.
+        made: those that serve or will, `MOST_LEXERS` at the most, beside some that are used up.
         size: bytes that they are counted for.
     """
 
     size = 0
 
-    def __init__(
-        self, make: Callable[[str, Lexers], Future[CompiledGrammar]], most: int, client: str
-    ) -> None:
-        self._make, self._most, self._client = make, most, client
+    def __init__(self, make: Callable[[str, Lexers], Future[CompiledGrammar]], client: str) -> None:
+        self._make, self._client = make, client
+        self._known: list[CompiledGrammar] = []
         self.made = [make(client, self)]
 
     def pick(self, client: str) -> Future[CompiledGrammar]:
         """One to wait for: the first that is made or will be."""
         self._client = client
-        self.made = [each for each in self.made if not _is_spent(each)] or [self._make(client, self)]
-        return next((each for each in self.made if _is_sound(each)), self.made[0])
+        if len(self._sound()) < len(self.made):
+            self._keep([each for each in self.made if not _is_spent(each)] or [self._make(client, self)])
+            return next((each for each in self.made if _is_sound(each)), self.made[0])
+        return self.made[0]
 
     def choose(self, default: CompiledGrammar) -> CompiledGrammar:
         """For one more answer. Others are begun where those that are there have too much to do, or are used up."""
         sound = self._sound()
-        found = min(sound, key=lambda each: (each.is_used_up, each.living), default=default)
-        fresh = [each for each in self.made if not each.done() or not each.result().is_used_up]
-        for _ in range(len(fresh), self._wanted(sound, 1)):
-            self.made.append(self._make(self._client, self))
-        if any(not each.is_used_up for each in sound):
-            self.made = [each for each in self.made if not each.done() or not each.result().is_over]
+        used_up = [each for each in sound if each.is_used_up]
+        found = next((each for each in sound if not each.living and not each.is_used_up), None)
+        if found is None:
+            found = min(sound, key=lambda each: (each.is_used_up, each.living), default=default)
+            for _ in range(len(self.made) - len(used_up), self._wanted(sound, 1)):
+                self.made.append(self._make(self._client, self))
+        if used_up and len(used_up) < len(sound):
+            self._keep([each for each in self.made if not each.done() or not each.result().is_over])
         return found
+
+    def _keep(self, made: list[Future[CompiledGrammar]]) -> None:
+        self.made, self._known = made, []
 
     def spread(self) -> int:
         """Move answers of crowded lexers to the others; returns how many."""
@@ -171,13 +178,16 @@ class Lexers:
         return moved
 
     def _sound(self) -> list[CompiledGrammar]:
-        return [each.result() for each in self.made if _is_sound(each)]
+        """Those that are made and serve; looked for again only where that may change."""
+        if len(self._known) < len(self.made) or any(each.beginning.lexer.is_full for each in self._known):
+            self._known = [each.result() for each in self.made if _is_sound(each)]
+        return self._known
 
     def _wanted(self, sound: Sequence[CompiledGrammar], more: int) -> int:
         """How many lexers there should be for all answers and so many `more`; one where they are expensive."""
         if any(each.seconds >= CHEAP_SECONDS for each in sound):
             return 1
-        return min(-(-(sum(each.living for each in sound) + more) // SHARED), self._most) or 1
+        return min(sum(each.living for each in sound) + more, MOST_LEXERS) or 1
 
 
 def _is_sound(made: Future[CompiledGrammar]) -> bool:
@@ -209,7 +219,6 @@ class LLGrammars:
         self._workers = FairWorkers[CompiledGrammar](
             WORKERS, lambda: living.total() < LIVING_BYTES, priority=LOW_PRIORITY
         )
-        self._most_lexers = LEXERS_PER_THREAD * threads
         self._growing = weakref.WeakSet[Lexers]()
         self.moves = 0
         self._cache: OrderedDict[Constraint, Lexers] = OrderedDict()
@@ -242,9 +251,7 @@ class LLGrammars:
         key = attrs.evolve(constraint, after=())
         lexers = self._cache.get(key)
         if lexers is None:
-            lexers = self._cache[key] = Lexers(
-                lambda whose, lexers: self._begin(key, whose, lexers), self._most_lexers, client
-            )
+            lexers = self._cache[key] = Lexers(lambda whose, lexers: self._begin(key, whose, lexers), client)
         self._cache.move_to_end(key)
         found = lexers.pick(client)
         before, lexers.size = lexers.size, _bytes_of(key) * len(lexers.made)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,10 +12,12 @@ from llguidance import LLMatcher
 
 from nanoserve.ports.grammar import Pending
 
-QUICK_MASKS: Final = 2
-"""Masks of a lexer that other threads make in time before the engine's own thread makes them."""
+QUICK_SECONDS: Final = 30e-6
+"""A mask of many tokens that takes less of a processor is one that the library had kept: texts without a bound have the same one again and again."""
 DEAR_SECONDS: Final = 0.001
 """A mask, or consuming a token, that takes the caller more is expensive."""
+FIRST_MASKS: Final = 2
+"""Masks of a lexer that are left to threads at first."""
 DEAR_DRAFT_SECONDS: Final = 0.01
 """Drafts that take the caller more are expensive; the longest text that must come next takes 3 ms, once."""
 BYTES_PER_DRAFT: Final = 16
@@ -30,22 +31,14 @@ class SharedLexer(weakref.WeakSet["GrammarMatcher"]):
     Attributes:
         is_full: whether the lexer may have no more states, so that it fails every answer that needs a new one.
         job: the newest one of theirs.
+        left: masks that are left to threads: the first ones, and after a dear one, as others may be dear at any time.
     """
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__  # type: ignore[assignment]
     is_full = False
     job: Pending[object] | None = None
-    _quick_masks = 0
-
-    def note_mask(self, *, is_quick: bool) -> None:
-        """A mask of it came in time, or was expensive: one that was is enough, as others may be at any time."""
-        self._quick_masks += 1 if is_quick else -sys.maxsize
-
-    @property
-    def is_quick(self) -> bool:
-        """True while its masks are worth no other thread."""
-        return self._quick_masks >= QUICK_MASKS
+    left = FIRST_MASKS
 
     @property
     def is_in_use(self) -> bool:
@@ -61,6 +54,8 @@ class GrammarMatcher:
         names_ids: whether its grammar speaks of ids by their numbers, and may allow some that no text has.
         lexer: all that share its lexer, itself among them.
         careful: masks for which its tokens are left to the thread that fills them.
+        is_dense: whether its newest mask allows many tokens, as within a text: the next one may be dear where the text is bounded.
+        seconds: of a processor, what its newest mask took, which says what the next one will.
         said: what it has consumed or is to consume; None if that is too much for another lexer to read.
         pending_tokens: that it is to go on by before its next mask, the last of those that it has said.
     """
@@ -78,7 +73,7 @@ class GrammarMatcher:
         self.inner, self.ends, self.names_ids = inner, ends, names_ids
         self.lexer = SharedLexer() if lexer is None else lexer
         self.lexer.add(self)
-        self.careful = 0
+        self.careful, self.seconds, self.is_dense = 0, 0.0, False
         self._drafts_are_dear = False
         self.said = []
         self.pending_tokens: list[int] = []
@@ -86,7 +81,8 @@ class GrammarMatcher:
     @property
     def is_quick(self) -> bool:
         """True if its next mask is worth no other thread."""
-        return self.lexer.is_quick and not self.careful and not self.pending_tokens
+        most = QUICK_SECONDS if self.is_dense else DEAR_SECONDS
+        return self.seconds < most and not self.careful and not self.pending_tokens
 
     def draft(
         self, count: int, more: Callable[[list[int]], Sequence[int]], tokenize: Callable[[bytes], list[int]]

@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
+import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from traceback import walk_tb
 
 import pytest
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLMatcher
 
 from nanoserve.adapters.llguidance.filling import (
-    CAREFUL_ALONE,
-    CAREFUL_TOGETHER,
-    FEWEST_MASKS,
+    ALONE,
+    CAREFUL,
     FEWEST_TOGETHER,
+    FEWEST_TOKENS,
+    LEFT_MASKS,
     Batch,
 )
 from nanoserve.adapters.llguidance.grammars import (
@@ -27,14 +29,20 @@ from nanoserve.adapters.llguidance.grammars import (
     CACHE_BYTES,
     CHEAP_SECONDS,
     GRAMMAR_BYTES,
-    SHARED,
+    MOST_LEXERS,
     USES,
     WORKERS,
     CompiledGrammar,
     Lexers,
     LLGrammars,
 )
-from nanoserve.adapters.llguidance.matchers import DEAR_SECONDS, MOST_KEPT, QUICK_MASKS, GrammarMatcher
+from nanoserve.adapters.llguidance.matchers import (
+    DEAR_SECONDS,
+    FIRST_MASKS,
+    MOST_KEPT,
+    QUICK_SECONDS,
+    GrammarMatcher,
+)
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, Filled, new_block
 from tests.patience import PATIENCE, wait_until
@@ -108,16 +116,16 @@ def test_a_burst_gets_its_lexers_and_is_spread_over_them_as_they_are_made() -> N
             _until_compiled(grammars)
         assert masks_of(grammars, crowd) == 64 * expected  # type: ignore[arg-type]
     lexers = Counter(id(each.lexer) for each in crowd)  # type: ignore[attr-defined]
-    assert sorted(lexers.values()) == [16, 16, 16, 16]
-    assert grammars.moves == 48
-    assert grammars.counts().compiles == 4
+    assert sorted(lexers.values()) == [64 // MOST_LEXERS] * MOST_LEXERS
+    assert grammars.moves == 64 - 64 // MOST_LEXERS
+    assert grammars.counts().compiles == MOST_LEXERS
     assert all(each.may_end() for each in crowd)
     assert grammars.consume([(each, a) for each in crowd]) == {}
 
 
 def test_what_lexers_take_is_counted_and_given_back() -> None:
     grammars = grammars_of(byte_level(), threads=2)
-    crowd = [compiled(grammars, "regex", "[ab]+") for _ in range(6 * SHARED)]
+    crowd = [compiled(grammars, "regex", "[ab]+") for _ in range(4)]
     _until_compiled(grammars)
     lexers = grammars._cache[Constraint("regex", "[ab]+")]
     assert len(lexers.made) == 4
@@ -155,7 +163,7 @@ def test_a_lexer_that_is_used_up_serves_until_the_next_is_made_and_a_dear_one_ha
         orders.append(len(made))
         return made[-1]
 
-    lexers = Lexers(make, most=9, client="")
+    lexers = Lexers(make, client="")
     assert lexers.pick("") is lexers.pick("") is made[0]
     first = CompiledGrammar(compiled(GRAMMARS, "regex", "a"), 2 * CHEAP_SECONDS, lexers)
     made[0].set_result(first)
@@ -204,13 +212,12 @@ def test_matchers_that_share_the_lexer_of_a_late_mask_are_late_too() -> None:
     dear, other = compiled(grammars, "regex", "[ab]+"), compiled(grammars, "regex", "[cd]+")
     matchers = [dear, other, dear.copy()]
     expected = masks_of(grammars, matchers)
-    dear.lexer.note_mask(is_quick=False)
     held = Held()
     held.hold(grammars, [dear])
-    for late in ({0, 1, 2}, {0, 2}):
+    for _ in range(2):
         held.may.clear()
         found = masks_of(grammars, matchers)
-        assert {number for number, each in enumerate(found) if each is None} == late
+        assert {number for number, each in enumerate(found) if each is None} == {0, 2}
         held.may.set()
         _until_ready(grammars, matchers)
         assert masks_of(grammars, matchers) == expected
@@ -220,10 +227,10 @@ def test_what_is_not_begun_in_time_is_withdrawn_and_may_be_filled_at_once() -> N
     grammars = grammars_of(byte_level(), threads=1)
     matchers = [compiled(grammars, "regex", f"{number}x") for number in range(3)]
     expected = masks_of(grammars, matchers)
-    for each in matchers:
-        each.careful = CAREFUL_ALONE
     held = Held()
     held.hold(grammars, matchers[:1])
+    for each in matchers:
+        each.seconds = DEAR_SECONDS
     assert masks_of(grammars, matchers) == [None, None, None]
     assert [grammars.is_ready(each) for each in matchers] == [False, True, True]
     assert masks_of(grammars, matchers) == [None, *expected[1:]]
@@ -267,31 +274,28 @@ def test_an_engine_that_never_rests_keeps_nothing_that_is_done() -> None:
     assert len(grammars._filler._late) <= 1
 
 
-def test_answers_that_share_a_lexer_are_next_to_each_other() -> None:
-    grammars = grammars_of(byte_level())
+def test_answers_that_share_a_lexer_are_filled_one_after_the_other() -> None:
+    grammars = grammars_of(byte_level(), threads=1)
     some, others = (compiled(grammars, "regex", each) for each in ("[ab]+", "[abc]+"))
     mixed = [each for _ in range(3) for each in (some.copy(), others.copy())]
-    seen = list[list[LLMatcher]]()
     held = Held()
-    held.hold(grammars, [], seen)
+    held.hold(grammars, [])
     expected = masks_of(grammars, [some, others])
+    held.by_threads.clear()
     assert masks_of(grammars, mixed) == 3 * expected
-    order = [next(number for number, each in enumerate(mixed) if each.inner is one) for one in seen[-1]]
+    order = [mixed.index(each) for each in held.by_threads]
     assert sorted(order) == list(range(6))
     assert len({number % 2 for number in order[:3]}) == 1
 
 
-def test_a_late_mask_delays_its_company_once_and_then_itself_alone() -> None:
+def test_a_late_mask_delays_no_other() -> None:
     grammars = grammars_of(byte_level(), threads=3)
     matchers = [compiled(grammars, "regex", f"{number}x") for number in range(20)]
     expected = masks_of(grammars, matchers)
     held = Held()
     held.hold(grammars, matchers[3:4])
     block = new_block(grammars.vocabulary.result().vocab_size, len(matchers))
-    late = grammars.fill(matchers, block)().late
-    assert 3 in late
-    assert len(late) == 7, "a third of them"
-    assert {each.careful for number, each in enumerate(matchers) if number in late} == {CAREFUL_TOGETHER}
+    assert grammars.fill(matchers, block)() == Filled(late={3})
     assert block.is_written()
     assert not grammars.is_ready(matchers[3])
     assert masks_of(grammars, matchers[3:4]) == [None]
@@ -300,84 +304,132 @@ def test_a_late_mask_delays_its_company_once_and_then_itself_alone() -> None:
     assert not block.is_written()
     block.memory[:] = bytes(len(block.memory))  # as its next user does
     assert masks_of(grammars, matchers) == expected
-    held.may.clear()
-    found = masks_of(grammars, matchers)
-    assert [number for number, each in enumerate(found) if each is None] == [3]
-    assert [each for each in found if each] == [each for n, each in enumerate(expected) if n != 3]
-    assert matchers[3].careful == CAREFUL_ALONE
+
+
+def test_what_a_job_has_made_in_time_counts_though_the_rest_of_it_is_late() -> None:
+    grammars = grammars_of(byte_level(), threads=1)
+    first = compiled(grammars, "regex", "[ab]+")
+    crowd = [first, first.copy(), first.copy()]
+    expected = masks_of(grammars, crowd)
+    held = Held()
+    held.hold(grammars, crowd[1:2])
+    assert masks_of(grammars, crowd) == [expected[0], None, None]
     held.may.set()
-    _until_ready(grammars, matchers)
+    _until_ready(grammars, crowd)
+    assert held.by_threads == crowd[:2], "nobody waited for the last one any more"
+    assert masks_of(grammars, crowd) == expected
 
 
-def test_few_masks_of_lexers_that_have_been_quick_are_filled_by_the_caller(
+def test_masks_of_any_number_are_filled_by_the_caller_once_their_lexers_have_been_quick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("time.thread_time", lambda: 0.0)
-    grammars, seen = grammars_of(byte_level()), list[list[LLMatcher]]()
+    monkeypatch.setattr("time.perf_counter", lambda: 0.0)
+    grammars, held = grammars_of(byte_level()), Held()
     (a,) = byte_level().encode("a", add_special_tokens=False).ids
     few = [compiled(grammars, "regex", each) for each in ("[ab]+", "a[bc]+", "ab?")]
     expected = [each.inner.compute_bitmask() for each in few]
-    Held().hold(grammars, [], seen)
-    for step in range(QUICK_MASKS + 2):
+    held.hold(grammars, [])
+    for step in range(FIRST_MASKS + 2):
         assert masks_of(grammars, few) == expected
-        assert len(seen) == min(step + 1, QUICK_MASKS)
+        assert len(held.by_threads) == 3 * min(step + 1, FIRST_MASKS)
     assert grammars.consume([(each, a) for each in few]) == {}
     assert masks_of(grammars, few) == [each.inner.compute_bitmask() for each in few]
     assert list(grammars.consume([(each, a) for each in few[1:]])) == [0, 1]
     block = new_block(grammars.vocabulary.result().vocab_size, len(few))
     assert grammars.fill(few, block)() == Filled(empty={1, 2})
     assert (any(block.mask(0)), any(block.mask(1)), any(block.mask(2))) == (True, False, False)
-    assert len(seen) == QUICK_MASKS
-    crowd = [few[0].copy() for _ in range(FEWEST_MASKS)]
-    assert masks_of(grammars, crowd) == FEWEST_MASKS * masks_of(grammars, few[:1])
-    assert len(seen) == QUICK_MASKS + 1
-    few[0].careful = CAREFUL_ALONE
+    crowd = [few[0].copy() for _ in range(200)]
+    assert masks_of(grammars, crowd) == 200 * masks_of(grammars, few[:1])
+    assert len(held.by_threads) == 3 * FIRST_MASKS
+    few[0].careful = CAREFUL
     masks_of(grammars, few[:1])
-    assert len(seen) == QUICK_MASKS + 2
+    assert len(held.by_threads) == 3 * FIRST_MASKS + 1
 
 
-def test_a_lexer_with_a_mask_that_was_dear_is_left_to_threads_from_then_on(
+def test_masks_of_a_crowd_are_filled_in_one_call_except_where_many_tokens_may_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    grammars, seen, seconds = grammars_of(byte_level()), list[list[LLMatcher]](), 0.0
-    monkeypatch.setattr("time.thread_time", lambda: seconds)
+    """Those may be bounded texts, whose next mask is dear, so that the time of each is to be known."""
+    clock = Clock()
+    monkeypatch.setattr("time.thread_time", clock)
+    monkeypatch.setattr("time.perf_counter", clock)
+    grammars, held = grammars_of(byte_level()), Held()
+    crowd = [compiled(grammars, "regex", f"{number}x") for number in range(2 * FEWEST_TOGETHER)]
+    texts = [compiled(grammars, "regex", f"(?s:.{{{number}}})") for number in (8, 9)]
+    held.hold(grammars, [])
+    for _ in range(FIRST_MASKS):
+        expected = masks_of(grammars, crowd + texts)
+    assert [each.is_dense for each in crowd + texts] == [False] * len(crowd) + [True] * 2
+    calls = list[int]()
+    inner, alone = grammars._filler._executor, list[GrammarMatcher]()
+    fill_one = grammars._filler.fill_one
 
-    class Dear:
-        def __init__(self, inner: LLMatcher) -> None:
-            self.inner = inner
+    class Executor:
+        def unsafe_compute_mask_ptr(self, jobs: list[tuple[LLMatcher, int]], *where: int) -> None:
+            calls.append(len(jobs))
+            clock.now += len(calls) == 2
+            inner.unsafe_compute_mask_ptr(jobs, *where)
 
-        def unsafe_compute_mask_ptr(self, address: int, width: int) -> None:
-            nonlocal seconds
-            seconds += DEAR_SECONDS
-            self.inner.unsafe_compute_mask_ptr(address, width)
+    def fill(batch: Batch, number: int, matcher: GrammarMatcher) -> None:
+        alone.append(matcher)
+        fill_one(batch, number, matcher)
 
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.inner, name)
+    grammars._filler._executor = Executor()  # type: ignore[assignment]
+    grammars._filler.fill_one = fill  # type: ignore[method-assign]
+    assert masks_of(grammars, crowd + texts) == expected
+    assert (calls, alone) == ([len(crowd)], texts)
+    few = crowd[: FEWEST_TOGETHER - 1]
+    assert masks_of(grammars, few) == expected[: len(few)]
+    assert (calls, alone) == ([len(crowd)], texts + few)
+    texts[0].seconds = QUICK_SECONDS
+    masks_of(grammars, crowd + texts)
+    assert held.by_threads[-1] is texts[0]
+    assert calls == [len(crowd)] * 2
+    for step in range(ALONE + 2):  # as the second one was dear
+        alone.clear()
+        assert masks_of(grammars, crowd) == expected[: len(crowd)]
+        assert alone == (crowd if step < ALONE else [])
 
+
+def test_a_lexer_with_a_dear_mask_that_was_not_foreseen_is_left_to_threads_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grammars, clock, held = grammars_of(byte_level()), Clock(), Held()
+    monkeypatch.setattr("time.thread_time", clock)
+    monkeypatch.setattr("time.perf_counter", clock)
     dear, usual = (compiled(grammars, "regex", each) for each in ("[ab]+", "a[bc]+"))
-    for _ in range(QUICK_MASKS):
+    for _ in range(FIRST_MASKS):
         expected = masks_of(grammars, [dear, usual])
-    Held().hold(grammars, [], seen)
-    inner, dear.inner = dear.inner, Dear(dear.inner)  # type: ignore[assignment]
+    held.hold(grammars, [])
+    inner, dear.inner = dear.inner, Dear(dear.inner, clock, 2 * DEAR_SECONDS)  # type: ignore[assignment]
     assert masks_of(grammars, [dear, usual]) == expected
+    assert held.by_threads == []
     dear.inner = inner
-    for step in range(QUICK_MASKS + 2):
-        assert masks_of(grammars, [dear.copy(), usual]) == expected
-        assert len(seen) == step + 1
-        assert len(seen[-1]) == 1
+    copied = dear.copy()
+    for step in range(2 * LEFT_MASKS + 3):
+        assert masks_of(grammars, [copied, usual]) == expected
+        assert held.by_threads == [copied] * min(step + 1, 2 * LEFT_MASKS)
 
 
-def test_a_lexer_with_a_mask_that_was_late_is_left_to_threads_from_then_on() -> None:
-    grammars, seen = grammars_of(byte_level()), list[list[LLMatcher]]()
-    late = compiled(grammars, "regex", "[ab]+")
-    held = Held()
-    held.hold(grammars, [late], seen)
-    assert masks_of(grammars, [late]) == [None]
-    held.may.set()
-    _until_ready(grammars, [late])
-    for step in range(CAREFUL_ALONE + QUICK_MASKS + 2):
-        assert masks_of(grammars, [late]) != [None]
-        assert len(seen) == step + 2
+def test_a_matcher_is_left_to_threads_within_a_text_until_a_mask_of_its_own_is_quick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grammars, clock, held = grammars_of(byte_level()), Clock(), Held()
+    monkeypatch.setattr("time.thread_time", clock)
+    monkeypatch.setattr("time.perf_counter", clock)
+    slow = compiled(grammars, "regex", "(?s:.+)")
+    for _ in range(FIRST_MASKS):
+        expected = masks_of(grammars, [slow])
+    held.hold(grammars, [])
+    inner, slow.inner = slow.inner, Dear(slow.inner, clock, 2 * QUICK_SECONDS)  # type: ignore[assignment]
+    for step in range(3):
+        assert masks_of(grammars, [slow]) == expected
+        assert held.by_threads == [slow] * step
+    slow.inner = inner
+    for _ in range(3):
+        assert masks_of(grammars, [slow]) == expected
+        assert held.by_threads == [slow] * 3
 
 
 def test_masks_are_made_while_the_caller_goes_on_and_threads_end_with_their_grammars() -> None:
@@ -394,15 +446,17 @@ def test_masks_are_made_while_the_caller_goes_on_and_threads_end_with_their_gram
     assert wait() == Filled()
     assert all(any(block.mask(number)) for number in range(len(matchers)))
     del grammars, wait, held
-    gc.collect()
-    for each in threads:
-        each.join(60)
-        assert not each.is_alive()
+
+    def are_gone() -> bool:
+        gc.collect()  # a thread that ends its job has the grammars for a moment still
+        return not any(each.is_alive() for each in threads)
+
+    wait_until(are_gone)
 
 
-def test_tokens_are_consumed_together_and_each_fails_alone() -> None:
+def test_each_token_fails_alone() -> None:
     grammars = grammars_of(byte_level())
-    for count in (3, FEWEST_TOGETHER):
+    for count in (3, FEWEST_TOKENS):
         matchers = [compiled(grammars, "regex", "ab|ba") for _ in range(count)]
         a, b = byte_level().encode("ab", add_special_tokens=False).ids
         assert grammars.consume([(each, a) for each in matchers]) == {}
@@ -420,7 +474,7 @@ def test_what_has_been_late_goes_on_in_its_thread() -> None:
     dear, broken, usual = (compiled(grammars, "regex", each) for each in ("ab+", "ab+c", "ab+"))
     a, b = byte_level().encode("ab", add_special_tokens=False).ids
     grammars.consume([(dear, a), (usual, a)])
-    dear.careful = broken.careful = CAREFUL_ALONE
+    dear.careful = broken.careful = CAREFUL
     inner, dear.inner = dear.inner, None  # type: ignore[assignment]
     assert grammars.consume([(dear, b), (broken, b), (usual, b)]) == {}
     dear.inner = inner
@@ -438,6 +492,7 @@ def test_after_a_token_that_was_dear_the_next_are_consumed_off_the_step(
 ) -> None:
     grammars, seconds = grammars_of(byte_level()), 0.0
     monkeypatch.setattr("time.thread_time", lambda: seconds)
+    monkeypatch.setattr("time.perf_counter", lambda: seconds)
 
     class Dear:
         def __init__(self, inner: LLMatcher) -> None:
@@ -452,7 +507,7 @@ def test_after_a_token_that_was_dear_the_next_are_consumed_off_the_step(
     a, b = byte_level().encode("ab", add_special_tokens=False).ids
     inner, dear.inner = dear.inner, Dear(dear.inner)  # type: ignore[assignment]
     assert grammars.consume([(usual, a), (dear, a)]) == {}
-    assert (dear.careful, usual.careful) == (CAREFUL_ALONE, 0)
+    assert (dear.careful, usual.careful) == (CAREFUL, 0)
     assert grammars.consume([(usual, b), (dear, b)]) == {}
     assert (dear.pending_tokens, usual.pending_tokens) == ([b], [])
     dear.inner = inner
@@ -467,7 +522,7 @@ def test_what_the_library_raises_ends_its_own_answer_alone() -> None:
             raise OverflowError(f"{token} is too deep")
 
     (token,) = TOKENIZER.encode("a", add_special_tokens=False).ids
-    for count in (1, FEWEST_TOGETHER):
+    for count in (1, FEWEST_TOKENS):
         sound = [compiled(GRAMMARS, "regex", "ab") for _ in range(count)]
         broken = GrammarMatcher(Raising(), frozenset())  # type: ignore[arg-type]
         tokens = [*((each, token) for each in sound), (broken, 7)]
@@ -475,29 +530,61 @@ def test_what_the_library_raises_ends_its_own_answer_alone() -> None:
         assert all(accepts(each, TOKENIZER.encode("b", add_special_tokens=False).ids) for each in sound)
 
 
+class Clock:
+    """Processor time that passes with the masks of those who are `Dear`."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Dear:
+    """A matcher of the library whose masks take so many seconds."""
+
+    def __init__(self, inner: LLMatcher, clock: Clock, seconds: float) -> None:
+        self.inner, self.clock, self.seconds = inner, clock, seconds
+
+    def unsafe_compute_mask_ptr(self, address: int, width: int) -> None:
+        self.clock.now += self.seconds
+        self.inner.unsafe_compute_mask_ptr(address, width)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+
 class Held:
-    """An executor that computes the masks of some matchers only when it `may`; a step waits until nothing else can come."""
+    """Has the masks of some matchers, which look dear, filled only when it `may`; a step waits until nothing else can come.
+
+    Attributes:
+        by_threads: matchers whose masks others than the caller have begun.
+    """
 
     def __init__(self) -> None:
         self.may, self._is_reached = threading.Event(), threading.Event()
-        self._inner = LLExecutor(1)
-        self._held: list[LLMatcher] = []
+        self._held: list[GrammarMatcher] = []
+        self.by_threads: list[GrammarMatcher] = []
 
-    def hold(
-        self,
-        grammars: LLGrammars,
-        matchers: Sequence[GrammarMatcher],
-        seen: list[list[LLMatcher]] | None = None,
-    ) -> None:
-        self._seen = seen
-        self._held = [each.inner for each in matchers]
-        self._has_others = len(grammars._filler._executors) > 1
-        grammars._filler._executors = [self] * len(grammars._filler._executors)  # type: ignore[list-item]
-        grammars._filler._wait = self._wait  # type: ignore[method-assign]
+    def hold(self, grammars: LLGrammars, matchers: Sequence[GrammarMatcher]) -> None:
+        self._held = [*matchers]
+        for each in matchers:
+            each.seconds, each.lexer.left = DEAR_SECONDS, sys.maxsize
+        filler, caller = grammars._filler, threading.current_thread()
+        self._has_others, fill_one = filler._most > 1, filler.fill_one
+
+        def fill(batch: Batch, number: int, matcher: GrammarMatcher) -> None:
+            if threading.current_thread() is not caller:
+                self.by_threads.append(matcher)
+            if matcher in self._held:
+                self._is_reached.set()
+                self.may.wait()
+            fill_one(batch, number, matcher)
+
+        filler.fill_one, filler._wait = fill, self._wait  # type: ignore[method-assign]
 
     def _wait(self, batch: Batch, started: float) -> None:
         others = [
-            each for each in batch.jobs if not self._holds(matcher.inner for _, matcher in each.members)
+            each for each in batch.jobs if not any(matcher in self._held for _, matcher in each.members)
         ]
         if self.may.is_set() or len(others) == len(batch.jobs):
             assert batch.all_ended.wait(PATIENCE)
@@ -506,17 +593,6 @@ class Held:
         self._is_reached.clear()
         if self._has_others:
             wait_until(lambda: all(each._has_ended for each in others))
-
-    def _holds(self, matchers: Iterable[LLMatcher]) -> bool:
-        return any(each is one for each in matchers for one in self._held)
-
-    def unsafe_compute_mask_ptr(self, jobs: list[tuple[LLMatcher, int]], *where: int) -> None:
-        if self._seen is not None:
-            self._seen.append([each for each, _ in jobs])
-        if self._holds(each for each, _ in jobs):
-            self._is_reached.set()
-            self.may.wait()
-        self._inner.unsafe_compute_mask_ptr(jobs, *where)
 
 
 def grammars_size(text: str) -> int:
