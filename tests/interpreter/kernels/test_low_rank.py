@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from nanoserve.kernels.linear.low_rank.cases import (
     random_delta,
 )
 from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Product, shrink
+from nanoserve.kernels.linear.low_rank.reference import low_rank_delta
 from nanoserve.kernels.linear.low_rank.tuning import (
     ITEM,
     PADDING,
@@ -234,6 +236,23 @@ def test_a_token_has_the_bits_it_has_alone(inputs: Inputs) -> None:
     for token in (0, 1, 3, 9, 19):
         assert torch.equal(deltas([token])[0], together[token])
     assert not together[2].any()
+
+
+@INTERPRETED
+def test_slots_lie_as_far_apart_as_memory_allows(tmp_path: Path, device: torch.device) -> None:
+    halves, width, rank, far = Inputs(device, torch.float16), 48, 16, (1 << 35) + 16
+    numbers = torch.from_file(str(tmp_path / "sparse"), shared=True, size=2 * far, dtype=halves.dtype).view(
+        2, far
+    )
+    x, a, b = halves.normal(2, width), halves.normal(1, rank, width), halves.normal(32, rank)
+    numbers[1, : rank * (width + 32)] = torch.cat([a.flatten(), b.flatten()])
+    made = describe([(2, 2)], {2: rank})
+    lists = (halves.these(each + [0] * ITEM * PADDING).view(-1, ITEM) for each in made[:2])
+    adapters = Adapters(numbers, *lists, *(halves.these(each) for each in made[2:]))
+    out, shrunk = torch.zeros(2, 32), torch.empty(1, 2, rank)
+    product = Product(0, width, (32,), None)
+    add_low_rank(x, out, Delta(adapters, product, shrunk, halves.these([0]), halves.poisoned(0)))
+    torch.testing.assert_close(out, low_rank_delta(x, a, b, [(0, 32, 0)]), rtol=4e-3, atol=4e-2)
 
 
 def test_units_are_of_one_slot_and_name_every_token_that_has_one() -> None:
