@@ -353,8 +353,10 @@ def test_straight_tiles_of_the_measured_shapes() -> None:
     assert of(8, 6144, 4096, gate=False, form=Int4())[:4] == (8, 32, 512, 8)
     assert of(8, 4096, 14336, gate=False, form=Int4())[:4] == (8, 64, 256, 8)
     assert [of(rows, 28672, 4096, gate=True, form=Int4()).ahead for rows in (32, 64)] == [0, 1]
-    row = {n: tuning.row_tile(n, 5120, 4, gate=False, form=Int4()).straight for n in (5120, 7168, 34816)}
-    assert row == {5120: True, 7168: False, 34816: True}
+    shapes = (4096, 4096), (6144, 4096), (2048, 8192), (3072, 2048)
+    packed = [tuning.row_tile(*each, 4, gate=False, form=Int4()).straight for each in shapes]
+    assert packed == [True, True, True, False]
+    assert not any(tuning.row_tile(*each, 8, gate=False, form=FP8()).straight for each in shapes)
     warps = {k: tuning.straight_warps(k, Int4()) for k in (2048, 4096, 5120, 14336, 17408)}
     assert warps == {2048: 2, 4096: 4, 5120: 8, 14336: 8, 17408: 8}
     assert [tuning.straight_warps(k, FP8()) for k in (4096, 5120, 8192, 2112)] == [8, 8, 8, 0]

@@ -47,7 +47,7 @@ WHOLE = (256, 512)
 MOST_REGISTERS = 128
 """The most registers of a thread of products whose words go straight into registers in many steps, so that four programs are beside each other: INT4's down takes 15.4 us for 8 rows, not 22.6. Gates of 9 to 16 rows want more: 1.9% of an 8B's step in FP8."""
 LEAST_STRAIGHT = 48 << 20
-"""Numbers of a stored weight from which on words go straight into registers for one row, too: INT4's gate and up of an 8B take 18.8 us then, not 24.6, and down 10.4, not 13.3, but qkv 6.4, not 5.9."""
+"""Numbers of a stored weight from which on words go straight into registers for one row, too, a third of them in 4-bit ones: in INT4 an 8B's o and qkv save 64 us of a step's 1,763 then, a 1B's down 24 of 510; in FP8 an 8B's qkv lose 55 of 2,437."""
 MOST_STRAIGHT_ROWS = 16
 """Rows of x up to which words of a stored weight go straight into registers."""
 AHEAD = 4
@@ -68,8 +68,7 @@ class RowTile(NamedTuple):
 def row_tile(n: int, k: int, bits: int, *, gate: bool, form: Form = PLAIN) -> RowTile:
     """The tile of a product of one row of x with weight [n, k], of this many bits each; `form` is of the weight where x is of half precision."""
     chunk = _chunk(k)
-    # In pieces of K the CUDA cores take longer: a 14B's step in INT4 loses 2.2% by o alone.
-    least = LEAST_STRAIGHT // 2 if bits == 4 and n <= k and chunk < k else LEAST_STRAIGHT
+    least = LEAST_STRAIGHT // 3 if bits == 4 else LEAST_STRAIGHT
     if form.straight and n * k >= least and (warps := straight_warps(k, form)):
         return RowTile(16, warps, form.chunk, straight=True)
     # Of packed numbers few pieces in flight leave registers for more programs beside each other: down of an 8B takes 12.5 us, with all of them 16.7.
