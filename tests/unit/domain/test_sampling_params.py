@@ -14,7 +14,7 @@ TINY = 1e-9
 HUGE = 10**400
 EDGES: dict[str, tuple[Any, Any, float]] = {  # least, most, and what is too far beyond either
     "temperature": (0.0, 100.0, TINY),
-    "top_p": (TINY, 1.0, TINY),
+    "top_p": (0.0, 1.0, TINY),
     "min_p": (0.0, 1.0, TINY),
     "presence_penalty": (-2.0, 2.0, TINY),
     "frequency_penalty": (-2.0, 2.0, TINY),
