@@ -3,7 +3,7 @@
 Most masks take less than it takes to hand them to another thread, and whoever waits for the interpreter's lock holds up the engine. So the caller fills
 them itself: those of a crowd in one call of the library, which has threads of its own and needs no lock. Such a call ends with its dearest mask. Those
 are texts of bounded length near their end, whose masks so far allowed many tokens and were not kept by the library. So masks behind one of many tokens are
-filled one by one, and timed; where one was not kept, the next are left to threads. So are for a while all masks of a lexer that had a dear one unforeseen.
+filled one by one, and timed: where one was not kept, the next are left to threads, and where it was, the text has no bound. So are for a while all masks of a lexer that had a dear one unforeseen.
 Threads make masks while the engine reports and the device computes.
 
 Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask and while it consumes a token. So the masks that are left
@@ -56,7 +56,7 @@ FEWEST_TOGETHER: Final = 16
 ALONE: Final = 8
 """Steps without one after a dear mask in it, whose lexer is not known: what has one again shows itself."""
 SAMPLE: Final = 64
-"""Bytes of a mask that are looked at."""
+"""Bytes in the middle of a mask that say whether it allows many tokens."""
 MOST_THREADS: Final = 64
 """Threads that fill masks, those that are late still among them."""
 _LEXER_FAILED: Final = "lexer error"
@@ -129,8 +129,7 @@ class Batch:
     def __init__(self, block: MaskBlock, drafts: Mapping[int, list[int]]) -> None:
         self.block, self.drafts = block, drafts
         self._memory = (ctypes.c_char * len(block.memory)).from_buffer(block.memory)
-        self.address = ctypes.addressof(self._memory)
-        self.where = self.address, block.width, len(block.memory) // block.width
+        self.where = ctypes.addressof(self._memory), block.width, len(block.memory) // block.width
         self.jobs: list[Job] = []
         self.line = deque[Job]()
         self.begun, self.all_ended = threading.Event(), threading.Event()
@@ -245,22 +244,26 @@ class MaskFiller:
         return wait
 
     def _fill_together(self, batch: Batch, quick: _Members) -> _Members:
-        """Fill those behind masks of few tokens in one call, as they are quick; returns the others, whose time is to be known."""
-        sparse = [(matcher.inner, number) for number, matcher in quick if not matcher.is_dense]
-        if len(sparse) < FEWEST_TOGETHER or batch.drafts or self._alone:
+        """Fill those behind masks of few tokens, or within texts without a bound, in one call, as they are quick; returns the others, which are to be timed."""
+        together, others = _Members(), _Members()
+        for number, matcher in quick:
+            is_unknown = matcher.is_dense and not 0 < matcher.seconds < QUICK_SECONDS / 2
+            (others if is_unknown else together).append((number, matcher))
+        if len(together) < FEWEST_TOGETHER or batch.drafts or self._alone:
             self._alone = max(self._alone - 1, 0)
             return quick
-        latest = time.perf_counter() + DEAR_SECONDS + QUICK_SECONDS * len(sparse)
-        self._executor.unsafe_compute_mask_ptr(sparse, *batch.where)
+        latest = time.perf_counter() + DEAR_SECONDS + QUICK_SECONDS * len(together)
+        jobs = [(matcher.inner, number) for number, matcher in together]
+        self._executor.unsafe_compute_mask_ptr(jobs, *batch.where)
         self._alone = ALONE if time.perf_counter() >= latest else 0
-        return [each for each in quick if each[1].is_dense]
+        return others
 
     def fill_one(self, batch: Batch, number: int, matcher: GrammarMatcher) -> None:
         """Fill a matcher's mask, and those behind its drafts, without the interpreter's lock."""
         drafts = batch.drafts.get(number)
         if drafts is None:
-            width = batch.block.width
-            matcher.inner.unsafe_compute_mask_ptr(batch.address + number * width, width)
+            address, width, _ = batch.where
+            matcher.inner.unsafe_compute_mask_ptr(address + number * width, width)
         else:  # alone it needs no thread of the executor's
             self._executor.unsafe_compute_mask_ptr_with_draft_token(
                 [(matcher.inner, number, drafts)], *batch.where
@@ -278,14 +281,11 @@ class MaskFiller:
             matcher.careful = max(matcher.careful - 1, 0)
             matcher.lexer.left = max(matcher.lexer.left - 1, 0)
 
-        while batch.line:
-            try:
-                job = batch.line.popleft()
-            except IndexError:  # another thread has taken the last one
-                return
-            batch.begun.set()
-            job.run(fill)
-            batch.note_end(job)
+        with contextlib.suppress(IndexError):
+            while (job := batch.line.popleft()) is not None:
+                batch.begun.set()
+                job.run(fill)
+                batch.note_end(job)
 
     def _collect(self, batch: Batch, started: float, late: set[int]) -> _Members:
         """Whose masks have come in the time that there is; the others are added to the `late` ones."""
@@ -342,8 +342,14 @@ class MaskFiller:
 
     def _correct(self, here: list[tuple[int, GrammarMatcher]], block: MaskBlock) -> frozenset[int]:
         """Where a matcher has failed, the library writes that the answer may end; returns the numbers of those."""
+        memory, width, middle = memoryview(block.memory), block.width, block.width // 2
+        size = min(SAMPLE, width - middle)
         for number, matcher in here:
-            matcher.is_dense = _is_dense(block.mask(number))
+            start = number * width + middle
+            allowed = int.from_bytes(memory[start : start + size], "little").bit_count()
+            matcher.is_dense = 2 * allowed > size  # more than one of sixteen
+            if not matcher.is_dense and matcher.seconds < DEAR_SECONDS:
+                matcher.seconds = 0.0  # which is that of a text that is over
             if matcher.names_ids:
                 self.exclude_surplus(block.mask(number))
         failed = [number for number, matcher in here if matcher.inner.is_stopped() and not matcher.may_end()]
@@ -353,12 +359,6 @@ class MaskFiller:
             if matcher.inner.get_error().startswith(_LEXER_FAILED):
                 matcher.lexer.is_full = True
         return frozenset(failed)
-
-
-def _is_dense(mask: memoryview) -> bool:
-    """True if many tokens may come next, more than one of sixteen, by those in the middle."""
-    part = mask[len(mask) // 2 :][:SAMPLE]
-    return 2 * int.from_bytes(part, "little").bit_count() > len(part)
 
 
 def _consume(matcher: GrammarMatcher, token: int, has_gone: bool | None = None) -> str:

@@ -350,7 +350,7 @@ def test_masks_of_any_number_are_filled_by_the_caller_once_their_lexers_have_bee
 def test_masks_of_a_crowd_are_filled_in_one_call_except_where_many_tokens_may_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those may be bounded texts, whose next mask is dear, so that the time of each is to be known."""
+    """Those may be bounded texts, whose next mask is dear, so that the time of each is to be known, once where it has no bound."""
     clock = Clock()
     monkeypatch.setattr("time.thread_time", clock)
     monkeypatch.setattr("time.perf_counter", clock)
@@ -382,10 +382,10 @@ def test_masks_of_a_crowd_are_filled_in_one_call_except_where_many_tokens_may_co
     few = crowd[: FEWEST_TOGETHER - 1]
     assert masks_of(grammars, few) == expected[: len(few)]
     assert (calls, alone) == ([len(crowd)], texts + few)
-    texts[0].seconds = QUICK_SECONDS
+    texts[0].seconds, texts[1].seconds = QUICK_SECONDS, QUICK_SECONDS / 3
     masks_of(grammars, crowd + texts)
     assert held.by_threads[-1] is texts[0]
-    assert calls == [len(crowd)] * 2
+    assert calls == [len(crowd), len(crowd) + 1]
     for step in range(ALONE + 2):  # as the second one was dear
         alone.clear()
         assert masks_of(grammars, crowd) == expected[: len(crowd)]
