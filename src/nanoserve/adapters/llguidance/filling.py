@@ -3,8 +3,8 @@
 Most masks take less than it takes to hand them to another thread, and whoever waits for the interpreter's lock holds up the engine. So the caller fills
 them itself: those of a crowd in one call of the library, which has threads of its own and needs no lock. Such a call ends with its dearest mask. Those
 are texts of bounded length near their end, whose masks so far allowed many tokens and were not kept by the library. So masks behind one of many tokens are
-filled one by one, and timed: where one was not kept, the next are left to threads, and where it was, the text has no bound. So are for a while all masks of a lexer that had a dear one unforeseen.
-Threads make masks while the engine reports and the device computes.
+filled one by one, and timed. Where one was not kept, the next are left to threads, as are for a while all of a lexer that had a dear one unforeseen; where it
+was, the text has no bound, and its masks are filled in the one call. Threads make masks while the engine reports and the device computes.
 
 Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask and while it consumes a token. So the masks that are left
 to threads are cut by lexers into jobs, and all matchers of a job's lexer belong to it.
