@@ -17,7 +17,7 @@ from nanoserve.adapters.pytorch.cuda.batches import bucket_of, widths_of
 from nanoserve.adapters.pytorch.garbage import no_garbage_collected
 from nanoserve.ports.engine_facts import EngineSizes
 
-FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256, 512)
+FIRST_GRAPHS = (1, 2, 8, 16, 32, 48, 64, 128, 256, 512)
 """Sizes of batch whose graphs are captured before the engine is ready; others are captured when they first occur."""
 TYPICAL_LENGTH = 1024
 """Tokens of the rows whose graphs are captured before serving."""
