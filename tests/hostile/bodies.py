@@ -28,6 +28,7 @@ SOUND: Mapping[str, Mapping[str, Any]] = {
         "options": {"num_predict": 2},
     },
     "/api/show": {"model": "built-in"},
+    "/api/pull": {"model": "built-in", "stream": False},
     # The server makes no vectors and judges no texts, and says so.
     "/v1/embeddings": {"model": "built-in", "input": "Once"},
     "/api/embed": {"model": "built-in", "input": "Once"},
