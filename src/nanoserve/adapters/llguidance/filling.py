@@ -190,9 +190,8 @@ class MaskFiller:
     def _consume_together(self, jobs: list[tuple[LLMatcher, int]]) -> Sequence[bool | None]:
         """For each whether it has gone on; None if the library has not been asked, because they are few, or has refused them as they are."""
         if len(jobs) >= FEWEST_TOKENS:
-            with contextlib.suppress(
-                Exception
-            ):  # raised before any has gone on; one by one they show which is at fault
+            # It raises before any has gone on; one by one they show which is at fault.
+            with contextlib.suppress(Exception):
                 return self._executor.consume_token_par(jobs)
         return [None] * len(jobs)
 
@@ -218,9 +217,8 @@ class MaskFiller:
                 quick += members
             else:
                 batch.jobs.append(Job(members, lexer))
-        batch.jobs.sort(
-            key=lambda job: max([matcher.seconds for _, matcher in job.members])
-        )  # the dearest last
+        # The dearest come last.
+        batch.jobs.sort(key=lambda job: max([matcher.seconds for _, matcher in job.members]))
         batch.line.extend(batch.jobs)
         for _ in range(min(self._most, len(batch.jobs))):
             self._threads.submit(self._work, batch)
@@ -282,7 +280,8 @@ class MaskFiller:
             matcher.lexer.left = max(matcher.lexer.left - 1, 0)
 
         with contextlib.suppress(IndexError):
-            while (job := batch.line.popleft()) is not None:
+            while True:
+                job = batch.line.popleft()
                 batch.begun.set()
                 job.run(fill)
                 batch.note_end(job)

@@ -23,6 +23,7 @@ from nanoserve.kernels.linear.low_rank.launch import Delta, expand
 from nanoserve.kernels.linear.triton import row_kernel, skinny_kernel, widen_kernel
 from nanoserve.kernels.linear.triton_tiles import invariant_kernel, packed_kernel
 from nanoserve.kernels.linear.tuning import (
+    FEWER,
     MAX_SKINNY_M,
     MOST_REGISTERS,
     SkinnyTile,
@@ -43,8 +44,6 @@ from nanoserve.kernels.linear.tuning_tiles import (
     packed_ways,
 )
 
-FEWER = 1
-"""Steps in flight that a product of 64 rows leaves out, so that beside it both kernels of adapters fit into a multiprocessor."""
 _MARGIN = 2048
 """Bytes of shared memory that a kernel needs beside its tiles."""
 

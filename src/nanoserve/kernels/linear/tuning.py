@@ -50,6 +50,8 @@ LEAST_STRAIGHT = 48 << 20
 """Numbers of a stored weight from which on words go straight into registers for one row, too, a third of them in 4-bit ones: in INT4 an 8B's o and qkv save 64 us of a step's 1,763 then, a 1B's down 24 of 510; in FP8 an 8B's qkv lose 55 of 2,437."""
 MOST_STRAIGHT_ROWS = 16
 """Rows of x up to which words of a stored weight go straight into registers."""
+FEWER = 1
+"""Steps in flight that a product of 64 rows leaves out, so that beside it both kernels of adapters fit into a multiprocessor."""
 AHEAD = 4
 """The number of steps of a slice that are fetched to the L2 cache before the wait, if kernels overlap."""
 
