@@ -11,6 +11,7 @@ from nanoserve.kernels.device.launch import launch_options
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.low_rank.triton import expand_kernel, shrink_kernel
 from nanoserve.kernels.linear.low_rank.tuning import (
+    FEW,
     MOST_PROGRAMS,
     PADDING,
     UNIT,
@@ -104,7 +105,7 @@ def shrink(x: Tensor, delta: Delta, *, norm_weight: Tensor | None = None, pdl: b
     k, tile = x.shape[1], 1 if tokens == 1 and not delta.invariant else UNIT
     step = shrink_step(tokens, k, splits, x.element_size(), invariant=delta.invariant)
     side, most = len(product.ends) * splits, len(items) - PADDING
-    beside = min(most, max(1, MOST_PROGRAMS // side))
+    beside = min(most, max(1, MOST_PROGRAMS * (1 + (1 < tokens <= FEW)) // side))
     shrink_kernel[(side, beside)](
         x_ptr=x, x_stride=x.stride(0), norm_ptr=norm_weight,
         numbers_ptr=numbers, slot_stride=numbers.stride(0), items_ptr=items, order_ptr=order,

@@ -26,7 +26,7 @@ MOST_SLICES: Final = (14, 8)
 MOST_PARTIALS: Final = 1024
 """Tokens times slices of x, unless there are more tokens."""
 MOST_PROGRAMS: Final = 132
-"""Programs of a kernel that shrinks, one for each multiprocessor of an H100 or H200: more wait until the last product's make room, and the next product's for them. Each takes several items if need be."""
+"""Programs of a kernel that shrinks, one for each multiprocessor of an H100 or H200: more wait until the last product's make room, and the next product's for them. Each takes several items if need be. Of up to `FEW` tokens two fit: 16 adapters of 16 rows add 621 us to an 8B's step instead of 930, while 64 rows of one lose 130."""
 MOST_NARROW: Final = 8192
 """Columns of a product up to which one program for each multiprocessor multiplies with B beside it; of 28,672 two take 21 us for 32 adapters instead of 28."""
 
