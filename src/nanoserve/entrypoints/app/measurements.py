@@ -83,8 +83,7 @@ class RecentValues:
         for number, count in enumerate(counts):
             if count and below + count >= rank:
                 low = bounds[number - 1] if number else 0.0
-                high = bounds[min(number, len(bounds) - 1)]
-                return low + (high - low) * (rank - below) / count
+                return low + (bounds[min(number, len(bounds) - 1)] - low) * (rank - below) / count
             below += count
         return None
 

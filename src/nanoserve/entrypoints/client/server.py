@@ -243,10 +243,7 @@ class OpenAIServer:
         body = {
             "model": model, "messages": list(messages), "stream": True, "stream_options": {"include_usage": True}, **fields,
         }  # fmt: skip
-        with (
-            self._reached(),
-            self._client.stream("POST", "/v1/chat/completions", json=body) as answer,
-        ):
+        with self._reached(), self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
             if answer.status_code != httpx.codes.OK:
                 raise _refusal(answer.status_code, self._body(answer))
             events = EventReader()

@@ -186,8 +186,7 @@ class LLM:
         names = ("request_id", "prompt", "prompt_token_ids", "num_cached_tokens")
         return [
             outputs.EmbeddingOutput(
-                embedding=pooler.vector(pooled, dimensions),
-                **{name: getattr(output, name) for name in names},
+                embedding=pooler.vector(pooled, dimensions), **{name: getattr(output, name) for name in names}
             )
             for output, pooled in ((job.output(), pooled) for job, pooled in found)
         ]

@@ -25,8 +25,7 @@ class Logits:
 
     def apart(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
-        out = hidden.new_empty(len(hidden), self._space.logits.shape[1])
-        return self.of(hidden, out).float()
+        return self.of(hidden, hidden.new_empty(len(hidden), self._space.logits.shape[1])).float()
 
     def choose(self, hidden: Tensor, count: int) -> Tensor:
         """The rows [count, hidden] of hidden states [T, hidden] that the arena's `logits_indices` choose."""

@@ -12,14 +12,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.forms.launch import quantize_rows_into
-from nanoserve.kernels.linear.launch import (
-    fp8_linear,
-    invariant_linear,
-    packed_linear,
-    takes_fp8,
-    takes_packed,
-    widened,
-)
+from nanoserve.kernels.linear import launch
 from nanoserve.kernels.pointwise.launch import gated_activation_into
 from nanoserve.ports.layer_spec import Activation
 
@@ -52,20 +45,20 @@ class VendorProducts:
         With `ungated`, x is their gated product; where 8-bit floats are multiplied, one kernel gates and rounds, and x is not written.
         """
         matrix, bias = linear.matrix, linear.bias
-        if takes_fp8(matrix, x):
+        more: dict[str, Any] = {"bias": bias, "residual": out if add else None}
+        if launch.takes_fp8(matrix, x):
             numbers, scales = space.quantized
             numbers, scales = numbers[: x.numel()].view(x.shape), scales[: len(x)]
             read, activation = (x, None) if ungated is None else ungated
             quantize_rows_into(read, numbers, scales, activation=activation, pdl=pdl)
-            more: dict[str, Any] = {"bias": bias, "residual": out if add else None, "pdl": pdl}
-            fp8_linear(numbers, scales, matrix, out, **more, invariant=self.invariant)
+            launch.fp8_linear(numbers, scales, matrix, out, **more, invariant=self.invariant, pdl=pdl)
             return
         if ungated is not None:
             gated_activation_into(ungated.projections, x, activation=ungated.activation)
-        if takes_packed(matrix, x) and not self.invariant:
-            packed_linear(x, matrix, out, workspace=space.linear, bias=bias, residual=out if add else None)
+        if launch.takes_packed(matrix, x) and not self.invariant:
+            launch.packed_linear(x, matrix, out, workspace=space.linear, **more)
             return
-        self.multiply_plain(x, widened(matrix, space.widened), bias, out, add=add)
+        self.multiply_plain(x, launch.widened(matrix, space.widened), bias, out, add=add)
 
     def multiply_plain(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool
@@ -89,7 +82,7 @@ class InvariantProducts(VendorProducts):
     def multiply_plain(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool
     ) -> None:
-        invariant_linear(x, weight, out, bias=bias, residual=out if add else None)
+        launch.invariant_linear(x, weight, out, bias=bias, residual=out if add else None)
 
 
 class NoProducts(VendorProducts):

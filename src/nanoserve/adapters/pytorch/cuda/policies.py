@@ -19,13 +19,7 @@ from nanoserve.adapters.pytorch.layers.product import Mixture
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
 from nanoserve.kernels.experts.reference import Chosen
-from nanoserve.kernels.linear.launch import (
-    invariant_linear,
-    row_linear,
-    skinny_linear,
-    slice_count,
-    split_linear,
-)
+from nanoserve.kernels.linear import launch
 from nanoserve.kernels.linear.low_rank.launch import Gate as LowRankGate
 
 
@@ -39,7 +33,7 @@ class Row:
     ) -> None:
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         more: dict[str, Any] = {"bias": linear.bias, "norm_weight": weight, "eps": eps, "gate": gate}
-        row_linear(x, linear.matrix, out, **more, delta=ops.shrink(x, linear, norm), pdl=ops.pdl)
+        launch.row_linear(x, linear.matrix, out, **more, delta=ops.shrink(x, linear, norm), pdl=ops.pdl)
 
     def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
         out, residual = ops.sums.part(1), None
@@ -48,7 +42,9 @@ class Row:
         elif out is None:
             out = ops.slices(1)[0]
         delta = ops.shrink(inner, linear)
-        row_linear(inner, linear.matrix, out, bias=linear.bias, residual=residual, delta=delta, pdl=ops.pdl)
+        launch.row_linear(
+            inner, linear.matrix, out, bias=linear.bias, residual=residual, delta=delta, pdl=ops.pdl
+        )
         if residual is None:
             ops.pending = Pending(out[None], norm=norm)
 
@@ -81,9 +77,9 @@ class Skinny:
         how: dict[str, Any] = {"bias": linear.bias, "gate": gate, "delta": ops.shrink(x, linear)}
         how["pdl"] = ops.pdl
         if len(x) == 1:
-            row_linear(x, linear.matrix, out, **how)
+            launch.row_linear(x, linear.matrix, out, **how)
         else:
-            skinny_linear(x, linear.matrix, out, workspace=ops.space.linear, **how)
+            launch.skinny_linear(x, linear.matrix, out, workspace=ops.space.linear, **how)
 
     def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
         rows = len(inner)
@@ -91,15 +87,15 @@ class Skinny:
             self.multiply(ops, inner, linear, part)
             ops.pending = Pending(part[None], norm=norm)
             return
-        slices = ops.slices(slice_count(rows, linear.matrix))
-        split_linear(inner, linear.matrix, slices, delta=ops.shrink(inner, linear), pdl=ops.pdl)
+        slices = ops.slices(launch.slice_count(rows, linear.matrix))
+        launch.split_linear(inner, linear.matrix, slices, delta=ops.shrink(inner, linear), pdl=ops.pdl)
         ops.leave(slices, linear.bias, norm)
 
     def add_experts(self, ops: LinearOps, norm: RMSNorm, mixture: Mixture) -> None:
         rows, router, space = len(ops.stream), mixture.router, ops.space.mixing
         normed = ops.complete(norm)
-        logits, chosen = space.views(rows, mixture, slice_count(rows, router.matrix))
-        split_linear(normed, router.matrix, logits, pdl=ops.pdl)
+        logits, chosen = space.views(rows, mixture, launch.slice_count(rows, router.matrix))
+        launch.split_linear(normed, router.matrix, logits, pdl=ops.pdl)
         _choose(logits, mixture, chosen, router.bias, pdl=ops.pdl)
         slices = ops.slices(mixture.routing.slots)
         feed_lists(normed, mixture.experts, chosen, slices, workspace=space.feeds, pdl=ops.pdl)
@@ -144,7 +140,7 @@ class Wide:
         (rows, hidden), router, space = ops.stream.shape, mixture.router, ops.space.mixing
         normed, slots = ops.complete(norm), mixture.routing.slots
         logits, chosen = space.views(rows, mixture)
-        invariant_linear(normed, router.weight, logits[0], bias=router.bias)
+        launch.invariant_linear(normed, router.weight, logits[0], bias=router.bias)
         _choose(logits, mixture, chosen, pdl=ops.pdl)
         slices = space.partials[: slots * rows * hidden].view(slots, rows, hidden)
         feed_lists(

@@ -69,8 +69,7 @@ def read_requests(path: str) -> list[TracedRequest]:
     if not found:
         raise BadValueError(path, "has no request")
     found.sort(key=lambda each: each.at)
-    began = found[0].at
-    return [attrs.evolve(each, at=each.at - began) for each in found]
+    return [attrs.evolve(each, at=each.at - found[0].at) for each in found]
 
 
 def _mooncake(path: str, lines: Iterable[str]) -> Iterator[TracedRequest]:

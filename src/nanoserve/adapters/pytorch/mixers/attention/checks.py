@@ -40,8 +40,7 @@ def _heads(bench: Bench) -> list[Heads]:
 
 def _one_kind(bench: Bench) -> list[Heads]:
     """Heads for kernels to which a window is nothing."""
-    kinds = {each.narrow: each._replace(window=None) for each in _heads(bench)}
-    return list(kinds.values())
+    return list({each.narrow: each._replace(window=None) for each in _heads(bench)}.values())
 
 
 def _vectors(bench: Bench) -> list[dict[str, Any]]:
