@@ -2,7 +2,7 @@
 
 `python -m benchmarks.gpu_steps --model shape:llama-3.2-1b --batch 1 8 64 256 --context 1000`. With `--kernels` also each
 kernel's share, from the profiler. Rows are set up by hand, so what is timed is the device alone. `--width 1 2 4 8` times wide steps, too: by
-how much longer one takes is by how many tokens a row must gain in it. `--quantization fp8` or `int4` keeps the weights in these.
+how much longer one takes is by how many tokens a row must gain in it. `--quantization fp8` or `int4` keeps the weights in these, `--quantize-head` the head.
 `--adapters 0 1 32` times steps whose rows have none, all the same LoRA adapter, and 32 different ones in turn, of rank `--adapter-rank` in all linear layers.
 With `--ranks 2` two GPUs compute each step together, and the first one's times are told; a kernel that waits for the other rank includes the wait.
 """
@@ -56,6 +56,7 @@ def main() -> None:
         device=device,
         seed=0,
         quantization=arguments.quantization,
+        quantize_head=arguments.quantize_head,
         ranks=ranks,
         expert_parallel=arguments.expert_parallel and ranks.size > 1,
     )
@@ -240,6 +241,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--adapter-rank", type=int, default=16, choices=[16, 32, 64, 128])
     parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"])
     parser.add_argument("--quantization", choices=["fp8", "int4"])
+    parser.add_argument("--quantize-head", choices=["int8", "fp8"])
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--kernels", action="store_true")

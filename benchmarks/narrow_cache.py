@@ -1,7 +1,8 @@
-"""How far keys and values in 8-bit floats move a model's next token: the KL divergence from its own logits, on a fixed text.
+"""How far keys and values in 8-bit floats, or a head in a form, move a model's next token: the KL divergence from its own logits, on a fixed text.
 
 `python -m benchmarks.narrow_cache --model FOLDER_OR_GGUF`. The text is that of the repository's decisions, which do not change. Everything
-is computed in float32 on a CPU, so that the cache alone differs; beside it stands what computing in bfloat16 does.
+is computed in float32 on a CPU, so that one of these alone differs; beside it stands what computing in bfloat16 does. More than 16 rows are rounded before
+they are multiplied with a head in 8-bit floats, too. Models are those whose head is their embedding.
 """
 
 from __future__ import annotations
@@ -19,11 +20,17 @@ from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import build_model
 from nanoserve.adapters.pytorch.step_inputs import StepInputs
+from nanoserve.kernels.forms import FORMS, Form
 from nanoserve.ports.model_spec import ModelSpec
 
 DECISIONS = Path(__file__).parents[1] / "docs" / "adr"
 BLOCK_SIZE = 16
 CPU = torch.device("cpu")
+HEADS = (
+    ("int8 head", FORMS["int8"], False),
+    ("fp8 head, few rows", FORMS["fp8"], False),
+    ("fp8 head, many rows", FORMS["fp8"], True),
+)
 
 
 def main() -> None:
@@ -44,16 +51,31 @@ def main() -> None:
                 f"{length} tokens, {name}: {described(exact, log_probabilities(other, folder, ids[:length], dtype), ids)}",
                 flush=True,
             )
+        for name, form, rounds in HEADS:
+            moved = log_probabilities(spec, folder, ids[:length], torch.float32, head=form, rounds=rounds)
+            print(f"{length} tokens, {name}: {described(exact, moved, ids)}", flush=True)
 
 
-def log_probabilities(spec: ModelSpec, folder: str, ids: list[int], dtype: torch.dtype) -> Tensor:
-    """Of the token behind each, float32 [T, vocab]."""
+def log_probabilities(
+    spec: ModelSpec,
+    folder: str,
+    ids: list[int],
+    dtype: torch.dtype,
+    *,
+    head: Form | None = None,
+    rounds: bool = False,
+) -> Tensor:
+    """Of the token behind each, float32 [T, vocab]; with a head in a form, of rows that are rounded to it, too, if asked."""
     model = build_model(spec, folder, dtype=dtype, device=CPU)
     blocks = -(-len(ids) // BLOCK_SIZE)
     kv = KVStore(spec, num_blocks=blocks, block_size=BLOCK_SIZE, dtype=dtype, device=CPU)
     inputs = StepInputs.of_prompt(ids, block_size=BLOCK_SIZE, num_groups=len(spec.cache_groups))
     with torch.inference_mode():
         hidden = model(inputs, kv)
+        if head is not None:
+            hidden = head.widen(*head.quantize(hidden)) if rounds else hidden
+            matrix = head.widen(*head.quantize(model.embedding.weight.float()))
+            return (hidden @ matrix.t() / model.spec.logit_divisor).log_softmax(-1)
         return torch.cat([model.logits(part).log_softmax(-1) for part in torch.split(hidden, 256)])
 
 

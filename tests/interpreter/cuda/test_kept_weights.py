@@ -94,6 +94,24 @@ def test_answers_are_the_same(tmp_path: Path, name: str, *, deterministic: bool)
     assert len(kept[1]) == 5
 
 
+@cases(
+    ("name", "head", "deterministic"),
+    [("integers", "int8", False)],
+    also=itertools.product(("dense", "integers"), ("fp8", "int8"), (False, True)),
+)
+def test_a_head_in_a_form_answers_as_what_it_stands_for(
+    tmp_path: Path, name: str, head: str, *, deterministic: bool
+) -> None:
+    checkpoint(tmp_path, name)
+    spec = attrs.evolve(read_spec(str(tmp_path)), stored=MODELS[name][1])
+    how: dict[str, Any] = {"dtype": torch.float32, "device": DEVICE, "keep": True}
+    narrow = build_model(spec, str(tmp_path), **how, quantize_head=head)
+    wide = build_model(spec, str(tmp_path), **how)
+    wide.head.weight.copy_(narrow.head.matrix.float())
+    check_kernels(Bench(model=narrow, block_size=16))
+    assert answers(narrow, deterministic=deterministic) == answers(wide, deterministic=deterministic)
+
+
 GGUF: Final[dict[str, Any]] = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
 
 

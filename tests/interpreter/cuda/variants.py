@@ -47,6 +47,8 @@ CASES: Final = (
 """Dense, windows, experts, MXFP4 and sinks, latents in 8-bit floats, states; states in deterministic serving; and a narrow cache."""
 NARROW: Final = ("llama-3.2-1b",)
 """Keys and values of these are kept in 8-bit floats."""
+HEADS: Final = {"llama-3.2-1b": "fp8", "gemma-3-4b": "int8"}
+"""Forms of the head."""
 MOST_ROWS: Final = 136
 MOST_TOKENS: Final = 4096
 CHUNKS: Final = (1, 2, 7, 16, 17, 31, 64, 100, 129, 255, 256, 257, 520, 1000, 2047, 2048, 3000, 3960)
@@ -151,7 +153,8 @@ def late(name: str, recorder: Recorder, *, deterministic: bool) -> list[str]:
     """What serving launches and a rehearsal does not: each kernel with the step that meets it first."""
     spec, device = two_of_each_layer(SHAPES[name]), torch.device("meta")
     spec = spec.keeping("fp8") if name in NARROW else spec
-    model = models.build_random_model(spec, dtype=torch.bfloat16, device=device, seed=0, keep=True)
+    how: dict[str, Any] = {"keep": True, "quantize_head": HEADS.get(name)}
+    model = models.build_random_model(spec, dtype=torch.bfloat16, device=device, seed=0, **how)
     sizes = EngineSizes(
         max_num_seqs=MOST_ROWS,
         max_num_batched_tokens=MOST_TOKENS,

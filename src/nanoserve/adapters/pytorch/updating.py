@@ -24,27 +24,12 @@ from nanoserve.adapters.pytorch.cuda.virtual_memory import VirtualMemory, spare_
 from nanoserve.adapters.pytorch.devices import CPU, empty_tensors, host_pages
 from nanoserve.adapters.pytorch.models import DecoderModel, blank_like, destinations, finish_like
 from nanoserve.adapters.pytorch.sleeping import HostMemory, held_tensors, tensors_of
-from nanoserve.adapters.pytorch.weights.checkpoint import (
-    checkpoint_files,
-    has_own_head,
-    is_packed,
-    load_checkpoint,
-    overlay,
-    tensors_in,
-)
+from nanoserve.adapters.pytorch.weights import checkpoint, staging
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.identity import weights_digest
 from nanoserve.adapters.pytorch.weights.keeping import forms_of, scale_targets
 from nanoserve.adapters.pytorch.weights.kv_scales import kv_scales, read_kv_scales
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, is_finite
-from nanoserve.adapters.pytorch.weights.staging import (
-    PIECE_BYTES,
-    Piece,
-    cuda_lanes,
-    lanes_between,
-    pieces_of,
-    transfer,
-)
 from nanoserve.ports.errors import BadValueError, ConflictError, ModelLoadError, OutOfMemoryError
 from nanoserve.ports.steering import KV_CACHE, WEIGHTS, RankSource, SharedTensor, WeightSource
 
@@ -109,7 +94,7 @@ class ModelWeights:
         self._first = folder, b""
         self._sources: list[tuple[str | None, bytes]] = [self._first]
         self._stamps = [] if folder is None else _stamps(folder)
-        self._is_stored = folder is not None and is_packed(folder)
+        self._is_stored = folder is not None and checkpoint.is_packed(folder)
         self._blank: _Blank | None = None
         self.is_lost = False
         # The model's own are away while it sleeps, and no update has others.
@@ -179,7 +164,7 @@ class ModelWeights:
         if not own or names - blank.read != own:
             return
         self._check_source(*self._first)
-        found = tensors_in(str(self._first[0]))
+        found = checkpoint.tensors_in(str(self._first[0]))
         self._overlay(blank, [each for each in found if each.name.startswith(further.prefixes)])
         blank.sources.insert(0, self._first)
 
@@ -194,18 +179,22 @@ class ModelWeights:
 
     def _write_own(self, blank: _Blank) -> None:
         made = {path: tensor for path, _, _, tensor in held_tensors(blank.model)}
-        large: list[Piece] = []
+        large: list[staging.Piece] = []
         with torch.inference_mode():
             for path, module, name, tensor in held_tensors(self._model):
                 source = made[path]
                 if source.is_mkldnn:  # which nothing can be copied into
                     setattr(module, name, source)
-                elif tensor.device == source.device or source.nbytes < PIECE_BYTES or source.is_pinned():
+                elif (
+                    tensor.device == source.device
+                    or source.nbytes < staging.PIECE_BYTES
+                    or source.is_pinned()
+                ):
                     tensor.copy_(source)
                 else:
-                    large += pieces_of(_in_memory(path, source.contiguous()), tensor)
+                    large += staging.pieces_of(_in_memory(path, source.contiguous()), tensor)
         if large:
-            transfer(large, cuda_lanes(large[0].destination.device))
+            staging.transfer(large, staging.cuda_lanes(large[0].destination.device))
         if self._memories is not None:
             self._memories[WEIGHTS].forget()
         self._sources = [*(self._sources if blank.partial else ()), *blank.sources]
@@ -308,14 +297,14 @@ class ModelWeights:
         is_file = is_gguf(Path(folder))
         if is_file and folder != self._sources[0][0]:
             raise ModelLoadError(f"{folder}: a GGUF file; weights are updated only from safetensors")
-        if is_file or (self._is_stored and is_packed(folder)):
+        if is_file or (self._is_stored and checkpoint.is_packed(folder)):
             self._read_stored(blank, folder)
             return
-        if blank.model.spec.tied_embeddings and has_own_head(folder):
+        if blank.model.spec.tied_embeddings and checkpoint.has_own_head(folder):
             raise ModelLoadError(
                 f"{folder}: has its own lm_head, and the running model's is tied: restart the server with it"
             )
-        self._overlay(blank, list(tensors_in(folder)))
+        self._overlay(blank, list(checkpoint.tensors_in(folder)))
 
     def _read_stored(self, blank: _Blank, folder: str) -> None:
         """All of a checkpoint that is quantized, for its matrices and their scales come in several tensors."""
@@ -323,8 +312,10 @@ class ModelWeights:
             message = "is stored quantized: send all of it, as one folder, in one request"
             raise ModelLoadError(f"{folder}: {message}")
         with torch.inference_mode():
-            lanes = lanes_between(CPU, blank.model.embedding.weight.device)
-            load_checkpoint(folder, destinations(blank.model), packing=blank.model.spec.packing, lanes=lanes)
+            lanes = staging.lanes_between(CPU, blank.model.embedding.weight.device)
+            checkpoint.load_checkpoint(
+                folder, destinations(blank.model), packing=blank.model.spec.packing, lanes=lanes
+            )
         self._note(blank, blank.model.checkpoint_tensors().keys())
 
     def _read_tensors(
@@ -346,12 +337,13 @@ class ModelWeights:
         model, device = blank.model, tensors[0].data.device
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # lanes have streams of their own
-        if blank.made is None and scale_targets(model):
+        into = destinations(model, blank.made)
+        if into.scale_targets.keys() - into.made.keys():
             message = "this model keeps its weights as its checkpoint stores them"
             raise ModelLoadError(f"{message}: send a folder of the same form, or start from plain floats")
         with torch.inference_mode():
-            lanes = lanes_between(device, model.embedding.weight.device)
-            read = overlay(tensors, destinations(model, blank.made), lanes)
+            lanes = staging.lanes_between(device, model.embedding.weight.device)
+            read = checkpoint.overlay(tensors, into, lanes)
         self._note(blank, read)
 
     def _note(self, blank: _Blank, read: Iterable[str]) -> None:
@@ -389,5 +381,5 @@ def _in_memory(name: str, tensor: Tensor) -> StoredTensor:
 
 
 def _stamps(folder: str) -> list[tuple[str, int, int]]:
-    files = [Path(folder)] if is_gguf(Path(folder)) else checkpoint_files(Path(folder))
+    files = [Path(folder)] if is_gguf(Path(folder)) else checkpoint.checkpoint_files(Path(folder))
     return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]

@@ -46,6 +46,7 @@ ENGINE_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "kv_offload_min_tokens": "which blocks are worth reading",
     "kv_role": "who reads them",
     "task": "what prompts are made into",
+    "quantize_head": "the head reads no keys",
     "enable_prefix_caching": "without it there are no tiers",
     **dict.fromkeys(("policy", "request_classes", "deferred_rows", "watermark", "max_itl_ms"), _ORDER),
     **dict.fromkeys(("paranoid", "park_spare"), "checks counts; keeps another process"),

@@ -144,7 +144,7 @@ def named(settings: Sequence[Setting], *names: str) -> tuple[Setting, ...]:
 MODEL, *_OTHERS = settings_of(EngineSettings)
 LOADING: Final = named(
     _OTHERS,
-    *("revision", "task", "dtype", "device", "quantization"),
+    *("revision", "task", "dtype", "device", "quantization", "quantize_head"),
     *("tensor_parallel_size", "expert_parallel", "max_model_len"),
 )
 """The options of loading a model, which follow it in every help."""

@@ -178,6 +178,7 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
     threads = devices.set_threads(choices.choose_threads(settings))
     dtype, device = devices.DTYPES[found.dtype], devices.DEVICES[found.device]
     form: Any = {"dtype": dtype, "device": device, "quantization": settings.quantization, "ranks": ranks}
+    form["quantize_head"] = settings.quantize_head
     form["expert_parallel"] = settings.expert_parallel and ranks.size > 1
     is_even = sizes.block_size % ranks.size == 0
     form["deals_latents"] = found.device == "cpu" and is_even and not settings.deterministic
@@ -317,8 +318,7 @@ def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
         if group is None:
             raise
         group.others.lose(error)  # a rank is missed, which says why it has ended
-    sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
-    return runner, sizes, memory
+    return runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory
 
 
 def _make_gpu_runner(

@@ -59,6 +59,8 @@ def choose_device(
     if asked is not None and asked not in known:
         message = f"{asked} is not available on {where}; leave it out, or take {' or '.join(known)}"
         raise BadValueError("quantization", message)
+    if settings.quantize_head is not None and device == "cpu":
+        raise BadValueError("quantize_head", "is for a GPU; leave it out")
     return device
 
 

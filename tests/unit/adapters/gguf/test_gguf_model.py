@@ -22,6 +22,7 @@ from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.models import build_model
 from nanoserve.adapters.pytorch.weights import gguf_file
 from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
+from nanoserve.kernels.forms import FORMS, StoredWeight
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import Llama3RopeScaling
 from tests.unit.adapters.gguf.gguf_files import TOKENIZER, write_gguf
@@ -185,6 +186,18 @@ def test_a_folder_is_written_once_for_a_file_and_again_where_it_is_torn_or_the_f
         assert {each.name: each.read_bytes() for each in folder.iterdir()} == whole, name
     write_gguf(file, tiny.reference, tokenizer=TOKENIZER | {"eos_token_id": 9})
     assert present_folder(str(file)) != str(folder)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_file_s_head_is_put_into_a_form(tmp_path: Path, *, tied: bool) -> None:
+    tiny = make_tiny_model(tmp_path, hidden_size=256, intermediate_size=256, tie_word_embeddings=tied)
+    folder = present_folder(str(write_gguf(tmp_path / "tiny.gguf", tiny.reference, kind="Q4_0")))
+    how: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "keep": True}
+    plain = build_model(read_spec(folder), folder, **how)
+    narrow = build_model(read_spec(folder), folder, **how, quantize_head="int8")
+    wanted = StoredWeight(FORMS["int8"], *FORMS["int8"].quantize(plain.head.weight.float())).float()
+    assert torch.equal(narrow.head.matrix.float(), wanted)
+    assert torch.equal(narrow.embedding.weight, plain.embedding.weight)
 
 
 def test_a_file_cut_short_while_it_is_read_is_named(tmp_path: Path) -> None:

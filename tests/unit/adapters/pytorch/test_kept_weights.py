@@ -160,6 +160,39 @@ def test_forms_are_made_of_plain_weights_as_they_arrive(tmp_path: Path, form: st
         assert (each.float() - wanted).abs().max() < error * wanted.abs().max()
 
 
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+@pytest.mark.parametrize("others", [None, "int4", "stored"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_is_put_into_a_form_by_itself(
+    tmp_path: Path, others: str | None, form: str, *, tied: bool
+) -> None:
+    """Beside other weights in any form; an embedding that it is tied to stays."""
+    tiny = make_tiny_model(tmp_path, hidden_size=128, tie_word_embeddings=tied)
+    how: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "keep": True}
+    spec, how["quantization"] = tiny.spec, "int4" if others == "int4" else None
+    if others == "stored":
+        store(tmp_path, "blocks")
+        spec = attrs.evolve(spec, stored="fp8")
+    plain = build_model(spec, str(tmp_path), **how)
+    narrow = build_model(spec, str(tmp_path), **how, quantize_head=form)
+    wanted, found = weights(plain), weights(narrow)
+    head, whole = found.pop("head"), wanted.pop("head")
+    assert isinstance(whole, Tensor)
+    assert torch.equal(head.float(), StoredWeight(FORMS[form], *FORMS[form].quantize(whole)).float())
+    assert narrow.head.weight.dtype == FORMS[form].dtype
+    assert torch.equal(narrow.embedding.weight, plain.embedding.weight)
+    assert all(torch.equal(found[name].float(), each.float()) for name, each in wanted.items())
+    random = build_random_model(spec, dtype=torch.float32, device=CPU, seed=0, keep=True, quantize_head=form)
+    assert 0.01 < random.head.matrix.float().std() < 0.03
+
+
+def test_a_head_that_is_stored_quantized_is_made_no_other_one(tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path, hidden_size=128)
+    store(tmp_path, "rows", lambda name: name.startswith("lm_head"))
+    with pytest.raises(ModelLoadError, match="its head is stored quantized; leave quantize_head out"):
+        build_model(tiny.spec, str(tmp_path), dtype=torch.float32, device=CPU, keep=True, quantize_head="fp8")
+
+
 def test_what_8_bit_floats_cannot_be_made_of_is_refused(tmp_path: Path) -> None:
     tiny = make_tiny_model(tmp_path)
     how: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "quantization": "fp8"}

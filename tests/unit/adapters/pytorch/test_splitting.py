@@ -297,6 +297,15 @@ def test_a_gguf_file_that_stays_packed_is_split(tmp_path: Path) -> None:
         assert assert_same(stored, part) == 4
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_each_rank_puts_its_part_of_the_head_into_a_form(tmp_path: Path, *, tied: bool) -> None:
+    tiny = make_tiny_model(tmp_path, tie_word_embeddings=tied)
+    (whole,) = split(tiny, 1, keep=True, quantize_head="int8")
+    parts = [each.head.matrix.float() for each in split(tiny, 2, keep=True, quantize_head="int8")]
+    assert torch.equal(torch.cat(parts), whole.head.matrix.float())
+    assert whole.head.weight_form is not None
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_each_rank_packs_its_part(tmp_path: Path, quantization: str) -> None:
     """Scales are of a rank's own groups, so texts are near those of one rank and not equal to them."""

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
-from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.models import DecoderModel, build_model
 from nanoserve.adapters.pytorch.sleeping import held_tensors, host_memories
 from nanoserve.adapters.pytorch.updating import ModelWeights
 from nanoserve.ports.errors import BadValueError, ConflictError
@@ -44,6 +44,18 @@ def update(weights: ModelWeights, folder: Path, *, partial: bool = False) -> str
     digest = weights.complete()
     weights.write()
     return digest
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_in_a_form_is_made_of_an_update_s_too(tmp_path: Path, *, tied: bool) -> None:
+    old, new = two(tmp_path, tie_word_embeddings=tied)
+    how: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "keep": True}
+    model, loaded = (
+        build_model(each.spec, str(each.folder), **how, quantize_head="int8") for each in (old, new)
+    )
+    update(ModelWeights(model, str(old.folder), None), new.folder)
+    assert torch.equal(model.head.matrix.float(), loaded.head.matrix.float())
+    assert torch.equal(model.embedding.weight, loaded.embedding.weight)
 
 
 def file_of(folder: Path) -> Path:

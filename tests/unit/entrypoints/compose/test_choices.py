@@ -64,6 +64,7 @@ def test_the_dtype_follows_checkpoint_and_device(
         (EngineSettings(quantization="int8"), "no GPU", "cpu"),
         (EngineSettings(quantization="fp8"), None, "cuda"),
         (EngineSettings(quantization="int4"), None, "cuda"),
+        (EngineSettings(quantize_head="int8"), None, "cuda"),
     ],
 )
 def test_the_gpu_is_taken_where_there_is_one(
@@ -82,6 +83,7 @@ def test_the_gpu_is_taken_where_there_is_one(
             "quantization: int8 is not available on a GPU; leave it out, or take fp8 or int4",
         ),
         (EngineSettings(quantization="fp8"), "no GPU", "quantization: fp8 is not available on a CPU"),
+        (EngineSettings(quantize_head="int8"), "no GPU", "quantize_head: is for a GPU; leave it out"),
         (
             EngineSettings(tensor_parallel_size=2),
             None,

@@ -21,6 +21,8 @@ from nanoserve.adapters.pytorch.cuda.many_rows import InvariantProducts, NoProdu
 from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps
 from nanoserve.adapters.pytorch.cuda.recovery import Recovery
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
+from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE
+from nanoserve.kernels.linear.launch import stored_ways
 from nanoserve.ports.step import Chunk
 
 TIMED = 10
@@ -178,6 +180,9 @@ class Rehearsal:
         for width in widths_of(1, self._arena.sizes):
             for each in (logits[:1], logits[:1].float()):
                 self._draw(each.expand(width, -1).contiguous(), 1, width)
+        most = max(self._arena.sizes.max_num_seqs, TOKENS_AT_ONCE)  # in as many prompts are scored
+        for count in stored_ways(launcher.model.head.matrix, hidden):
+            launcher.logits.apart(hidden.new_empty(min(count, most), hidden.shape[1]))
 
     def _learn(self, step: ChunkStep, count: int, splits: int) -> None:
         if (head := self._launcher.head) is not None:

@@ -161,7 +161,7 @@ def make_workspace(
     mixtures = model.mixtures()
     follows = [each.linear for each in products if each.follows]
     followed = max_tokens * max((each.in_features for each in follows), default=0)
-    kept = [each.linear for each in products if each.linear.weight_form is not None]
+    kept = [each.linear for each in (*products, head) if each.linear.weight_form is not None]
     cut = [each.linear for each in (*products, head) if adds_whole or not each.added or each.linear in kept]
     eight_bits = [each for each in kept if takes_fp8(each.matrix, torch.empty(0, dtype=dtype))]
     widened = [each.matrix.shape.numel() for each in kept if each not in eight_bits]
@@ -194,7 +194,7 @@ def make_workspace(
             empty(quantized, of=torch.float8_e4m3fn),
             empty(max_tokens if eight_bits else 0, of=torch.float32),
         ),
-        most_skinny=MOST_WIDENED_ROWS if eight_bits and not mixtures else MOST_SKINNY_ROWS,
+        most_skinny=MOST_WIDENED_ROWS if {*eight_bits} - {head.linear} and not mixtures else MOST_SKINNY_ROWS,
         mixing=Mixing.create(mixtures, max_tokens, dtype=dtype, device=device),
         followed=(empty(followed), empty(followed)),
         following=empty(max_tokens * max((each.out_features for each in follows), default=0)),

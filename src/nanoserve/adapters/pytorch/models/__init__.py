@@ -29,17 +29,9 @@ from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
 from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.splitting import EXPERTS, SETTING, Slices
-from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, has_own_head, load_checkpoint
+from nanoserve.adapters.pytorch.weights import keeping
+from nanoserve.adapters.pytorch.weights.checkpoint import HEAD, Destinations, has_own_head, load_checkpoint
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
-from nanoserve.adapters.pytorch.weights.keeping import (
-    all_forms,
-    keep_as_stored,
-    keep_like,
-    kept_scales,
-    note_blocks,
-    scale_targets,
-    stored_forms,
-)
 from nanoserve.adapters.pytorch.weights.kv_scales import fill_kv_scales
 from nanoserve.adapters.pytorch.weights.noise import SCALE, fill_randomly
 from nanoserve.kernels.forms import FORMS, Form
@@ -87,19 +79,19 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device,
     quantization: str | None = None,
+    quantize_head: str | None = None,
     keep: bool | None = None,
     ranks: Communicator = ALONE,
-    expert_parallel: bool = False,
-    deals_latents: bool = False,
     take: Take | None = None,
     read: bool = True,
     draft: str | None = None,
     drafts: bool = False,
+    **how: bool,
 ) -> DecoderModel:
-    """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it. `draft` is the folder of what drafts for it; one that itself `drafts` must have finite numbers.
+    """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it, `how` as in `split_spec`. `draft` is the folder of what drafts for it; one that itself `drafts` must have finite numbers.
 
     Weights are converted to `dtype`, and to `quantization` where asked: "int8" or "int4" on a CPU, and on a GPU "fp8" or "int4", made of each tensor as
-    it arrives. Those that kernels compute with as they are stored are kept so with `keep`, or where this is None on a GPU. `take` makes the
+    it arrives; and the head to `quantize_head`, whatever they are: "int8" or "fp8". Those that kernels compute with as they are stored are kept so with `keep`, or where this is None on a GPU. `take` makes the
     tensors that hold them, on this device. Without `read` all is checked, and the tensors hold what was in memory. A spec with a tied head is
     taken as one with a head of its own where the checkpoint has another one, as in transformers.
 
@@ -116,13 +108,12 @@ def build_model(
         raise BadValueError("quantization", f"{quantization} cannot be made of a GGUF file; leave it out")
     if spec.tied_embeddings and has_own_head(folder):
         spec = attrs.evolve(spec, tied_embeddings=False)
-    model = _shaped(spec, dtype, ranks, expert_parallel=expert_parallel, deals_latents=deals_latents)
+    model = _shaped(spec, dtype, ranks, **how)
     if model.further is not None:
         model.further.check_stored(folder)
-    if made is not None:
-        _keep(model, _fitting(model, made))
-    elif keeps and (spec.stored is not None or is_gguf(Path(folder))):
-        _keep(model, stored_forms(folder, spec.packing))
+    stored = keeps and (spec.stored is not None or is_gguf(Path(folder)))
+    forms = keeping.stored_forms(folder, spec.packing) if stored and made is None else {}
+    _keep(model, forms if made is None else _fitting(model, made), head=quantize_head)
     _load(spec, folder, model, made, read=False)
     _settle(model, take or functools.partial(empty_tensors, device=device))
     if read:
@@ -142,7 +133,7 @@ def blank_like(model: DecoderModel, quantization: str | None, take: Take) -> tup
     made = FORMS[quantization] if quantization == "fp8" or (quantization == "int4" and on_gpu) else None
     blank = _empty(model.spec, model.embedding.weight.dtype, model.ranks)
     blank.slices = model.slices
-    keep_like(blank, model)
+    keeping.keep_like(blank, model)
     _settle(blank, take)
     return blank, made
 
@@ -157,7 +148,7 @@ def finish_like(blank: DecoderModel, model: DecoderModel, quantization: str | No
 def _finish(model: DecoderModel, quantization: str | None, *, packs: bool) -> None:
     with torch.inference_mode():
         model.arrange()
-        note_blocks(model)
+        keeping.note_blocks(model)
     if packs:
         pack_linears(model, quantization)
 
@@ -169,15 +160,17 @@ def _load(spec: ModelSpec, folder: str, model: DecoderModel, made: Form | None, 
 
 
 def destinations(model: DecoderModel, made: Form | None = None) -> Destinations:
-    """The tensors of a model, or of a rank's part of one, that a checkpoint fills; plain ones are put into the form `made`."""
+    """The tensors of a model, or of a rank's part of one, that a checkpoint fills; plain ones are put into the form `made`, the head into its own."""
+    targets, head = keeping.scale_targets(model), model.head.weight_form
+    forms = {name: head if name.endswith(HEAD) else made for name in targets}
     return Destinations(
         model.checkpoint_tensors(),
         tied_head=model.spec.tied_embeddings,
         stacks=model.stacks(),
         unused=model.unused,
-        scale_targets=scale_targets(model),
+        scale_targets=targets,
         slices=model.slices,
-        made=made,
+        made={name: form for name, form in forms.items() if form is not None},
     )
 
 
@@ -188,24 +181,22 @@ def build_random_model(
     device: torch.device,
     seed: int,
     quantization: str | None = None,
+    quantize_head: str | None = None,
     keep: bool | None = None,
     ranks: Communicator = ALONE,
-    expert_parallel: bool = False,
-    deals_latents: bool = False,
     take: Take | None = None,
+    **how: bool,
 ) -> DecoderModel:
     """Build a model of a shape with random weights, which take no file and compute as fast as real ones; see `build_model`."""
     keeps = device.type == "cuda" if keep is None else keep
     made = _made_form(spec, quantization, keeps=keeps)
-    model = _shaped(spec, dtype, ranks, expert_parallel=expert_parallel, deals_latents=deals_latents)
-    if made is not None:
-        _keep(model, _fitting(model, made))
-    elif keeps and spec.stored is not None:
-        _keep(model, all_forms(model, spec.stored))
+    model = _shaped(spec, dtype, ranks, **how)
+    forms = keeping.all_forms(model, spec.stored) if keeps and spec.stored is not None else {}
+    _keep(model, forms if made is None else _fitting(model, made), head=quantize_head)
     _settle(model, take or functools.partial(empty_tensors, device=device))
     fill_kv_scales(model)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
-    for form, scales in kept_scales(model):
+    for form, scales in keeping.kept_scales(model):
         scales.fill_(form.even_scale(SCALE))
     with torch.inference_mode():
         model.fill_plainly()
@@ -288,10 +279,12 @@ def _fitting(model: DecoderModel, made: Form) -> dict[str, Form]:
     return {name: made for name, each in tensors if each.dim() == 2 and each.shape[1] % made.multiple == 0}
 
 
-def _keep(model: DecoderModel, forms: Mapping[str, Form]) -> None:
+def _keep(model: DecoderModel, forms: Mapping[str, Form], *, head: str | None) -> None:
     if model.slices is not None:
         forms = model.slices.fitting(forms, model.checkpoint_tensors())
-    keep_as_stored(model, forms)
+    keeping.keep_as_stored(model, forms)
+    if head is not None:
+        keeping.narrow_head(model, FORMS[head])
 
 
 def _slices(spec: ModelSpec, model: DecoderModel, ranks: Communicator) -> Slices | None:

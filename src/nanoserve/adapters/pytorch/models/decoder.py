@@ -27,13 +27,8 @@ from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.splitting import Slices, share
 from nanoserve.adapters.pytorch.step_inputs import CpuStep, StepInputs
+from nanoserve.kernels import pointwise
 from nanoserve.kernels.experts import choose, feed, invariant_feed
-from nanoserve.kernels.pointwise import (
-    activated,
-    gated_activation,
-    invariant_activated,
-    invariant_gated_activation,
-)
 from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec
 
@@ -268,8 +263,12 @@ class DecoderModel(nn.Module):
         for module in self.modules():
             if isinstance(module, Stored):
                 module.arrange()
-        if self.ranks.size > 1 and self.spec.tied_embeddings:
-            self.head.weight = nn.Parameter(self.embedding.weight[self._own], requires_grad=False)
+        own, form, scales = self.embedding.weight[self._own], self.head.weight_form, self.head.weight_scales
+        if self.spec.tied_embeddings and form is not None and scales is not None:
+            for kept, made in zip((self.head.weight, scales), form.quantize(own.float()), strict=True):
+                kept.copy_(made)
+        elif self.ranks.size > 1 and self.spec.tied_embeddings:
+            self.head.weight = nn.Parameter(own, requires_grad=False)
         for bias in self._added_biases() if self.ranks.rank else ():
             bias.zero_()
         divided = [
@@ -319,8 +318,8 @@ class TorchLinearOps:
     ) -> None:
         self.stream = stream
         self.ranks, self._low_rank, self._invariant = ranks, low_rank, invariant
-        self._gated = invariant_gated_activation if invariant else gated_activation
-        self._activated = invariant_activated if invariant else activated
+        self._gated = pointwise.invariant_gated_activation if invariant else pointwise.gated_activation
+        self._activated = pointwise.invariant_activated if invariant else pointwise.activated
 
     def project_in(self, norm: Norm | None, linear: Linear, /) -> Tensor:
         return self._product(self.stream if norm is None else norm(self.stream), linear)

@@ -50,7 +50,7 @@ class Destinations:
         unused: beginnings of names that are left out.
         scale_targets: by name, where the scales go of tensors that stay as they are stored (`weights/keeping.py`).
         slices: a rank's parts of tensors, of which plain numbers alone are read; None where it has the whole model.
-        made: a form that plain tensors with a scale target are put into, one at a time, so that no two are there in both.
+        made: by name, the form that plain tensors with a scale target are put into, one at a time, so that no two are there in both.
     """
 
     tensors: Mapping[str, Tensor]
@@ -59,7 +59,7 @@ class Destinations:
     unused: tuple[str, ...] = ()
     scale_targets: Mapping[str, Tensor] = MappingProxyType({})
     slices: Slices | None = None
-    made: Form | None = None
+    made: Mapping[str, Form] = MappingProxyType({})
 
     def own(self) -> Mapping[str, Tensor]:
         """The tensors by name, with those that are a stack."""
@@ -71,7 +71,7 @@ class Destinations:
             return self.slices
         wholes = dict(self.tensors)
         for name in self.scale_targets:
-            if (form := forms.get(name, self.made)) is not None:
+            if (form := self.made.get(name, forms.get(name))) is not None:
                 width = form.width(wholes[name].shape[1])
                 wholes[name] = torch.empty(len(wholes[name]), width, device="meta")
         return Slices(0, 1, wholes, self.stacks, {})
@@ -118,9 +118,14 @@ def load_checkpoint(
     of_file = list(packed_tensors(Path(folder), ignored)) if is_gguf(Path(folder)) else []
     slices = into.parts({each.name: each.form for each in of_file})
     if of_file:
-        _load_gguf(of_file, own, into.scale_targets, slices, read=read)
+        _load_gguf(of_file, own, into, slices, read=read)
         return
     tensors = into.here(tensors_in(folder, ignored), embedding)
+    packed = (
+        each.name in PACKED_HEADS or (each.name == HEAD and each.dtype not in DTYPES) for each in tensors
+    )
+    if HEAD in into.made and any(packed):
+        raise ModelLoadError(f"{folder}: its head is stored quantized; leave quantize_head out")
     scales = Scales()
     packed_forms = (PackedStacks(tensors), PackedMatrices(tensors, packing), FloatMatrices(tensors))
     others = (stored for stored in tensors if not any(each.has(stored) for each in packed_forms))
@@ -152,17 +157,16 @@ def overlay(tensors: Iterable[StoredTensor], into: Destinations, lanes: Sequence
 
 def _fill_or_make(plain: Sequence[StoredTensor], into: Destinations, lanes: Sequence[Lane]) -> None:
     """Copy plain tensors, or a rank's parts of them, and put those that have a target for scales into the form."""
-    own, slices, form = into.own(), into.parts(), into.made
-    targets = {} if form is None else into.scale_targets
-    copied = [stored for stored in plain if stored.name not in targets]
+    own, slices = into.own(), into.parts()
+    copied = [stored for stored in plain if stored.name not in into.made]
     if slices.size == 1:
         _fill([(stored, own[stored.name]) for stored in copied], lanes)
     else:
         for stored in copied:
             slices.fill(stored.name, stored.data, own[stored.name])
     for stored in plain:
-        if form is not None and stored.name in targets:
-            _make(form, stored, (own[stored.name], targets[stored.name]), slices, lanes)
+        if stored.name in into.made:
+            _make(stored, into, slices, lanes)
 
 
 def _fill(matches: Sequence[tuple[StoredTensor, Tensor]], lanes: Sequence[Lane]) -> None:
@@ -188,14 +192,18 @@ def _named_here(stored: StoredTensor, known: Collection[str], embedding: str) ->
 def _load_gguf(
     packed: Sequence[PackedTensor],
     own: Mapping[str, Tensor],
-    targets: Mapping[str, Tensor],
+    into: Destinations,
     slices: Slices,
     *,
     read: bool,
 ) -> None:
     """Dequantize or repack on the host: of a rank's parts one whole tensor at a time is there."""
     here = [each for each in packed if not slices.is_elsewhere(each.name)]
-    found = list(_matches(str(here[0].file), here, slices))
+    every, targets = list(_matches(str(here[0].file), here, slices)), into.scale_targets
+    for each in [each for each in every if read and each.name in into.made]:
+        unpack([(each, (whole := torch.empty(each.shape), None))])
+        _make(StoredTensor(each.file, each.name, whole, 0, in_memory=True), into, slices, ())
+    found = [each for each in every if each.name not in into.made]
     if read and slices.size == 1:
         unpack([(each, (own[each.name], targets.get(each.name))) for each in found])
     elif read:
@@ -214,11 +222,10 @@ def _load_gguf(
             slices.fill(each.name, words, target)
 
 
-def _make(
-    form: Form, stored: StoredTensor, into: tuple[Tensor, Tensor], slices: Slices, lanes: Sequence[Lane]
-) -> None:
-    """Put a plain tensor, or a rank's part of it, into a form, and its scales beside it."""
-    destination, scales = into
+def _make(stored: StoredTensor, into: Destinations, slices: Slices, lanes: Sequence[Lane]) -> None:
+    """Put a plain tensor, or a rank's part of it, into its form, and its scales beside it."""
+    form = into.made[stored.name]
+    destination, scales = into.tensors[stored.name], into.scale_targets[stored.name]
     own = destination.shape[0], form.width(destination.shape[1])
     if own == tuple(stored.shape):
         whole = torch.empty(own, dtype=stored.dtype, device=destination.device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,10 @@ class Model(Protocol):
     @property
     def filled(self) -> Mapping[str, Sequence[Part]]:
         """The parts of each layer that a checkpoint fills, by its name there."""
+
+    @property
+    def head(self) -> Any:
+        """A linear layer, which is kept in a form where it is asked to be (`narrow_head`)."""
 
     def checkpoint_tensors(self) -> Mapping[str, Tensor]:
         """Every tensor that a checkpoint must hold, by its name there."""
@@ -88,6 +92,17 @@ def keep_like(blank: Model, model: Model) -> None:
         if form is not None:
             for module, name in theirs:
                 _keep(module, name, form)
+    if model.head.weight_form is not None:
+        narrow_head(blank, model.head.weight_form)
+
+
+def narrow_head(model: Model, form: Form) -> None:
+    """Give the head a form, and memory beside that of an embedding that it is tied to; to be called when all others have theirs, and before there is any memory behind it."""
+    head = model.head
+    head.weight = nn.Parameter(
+        head.weight.new_empty(head.out_features, head.in_features), requires_grad=False
+    )
+    _keep(head, "weight", form)
 
 
 def forms_of(model: Model) -> list[Form | None]:
@@ -149,6 +164,8 @@ def _kept(model: Model) -> Iterator[tuple[Form, Tensor, Tensor]]:
 def _storables(model: Model) -> Iterator[Storable]:
     for part in _parts(model):
         yield from part.storable()
+    if model.head.weight_form is not None:
+        yield [(model.head, "weight")]
 
 
 def _parts(model: Model) -> Iterator[Part]:

@@ -51,6 +51,9 @@ class EngineSettings:
         "Compress the weights while loading: int8 and int4 are for a CPU, fp8 and int4 for a GPU.",
         word="none",
     )
+    quantize_head: str | None = optional(
+        one_of("none", "int8", "fp8"), "Compress the head, too, or alone; for a GPU.", word="none"
+    )
     kv_cache_dtype: str = setting(
         "auto",
         one_of("auto", "fp8"),
