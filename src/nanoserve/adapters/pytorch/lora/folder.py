@@ -6,28 +6,18 @@ weights are never opened, and patterns of names are bounded before they are matc
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
-import torch
-from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights.checkpoint import DTYPES
-from nanoserve.adapters.pytorch.weights.safetensors_file import (
-    StoredTensor,
-    is_finite,
-    read_into,
-    stored_tensors,
-)
-from nanoserve.adapters.pytorch.weights.staging import count_lanes
-from nanoserve.ports.errors import BadValueError, ModelLoadError
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
+from nanoserve.ports.errors import ModelLoadError
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MOST_CONFIG: Final = 1 << 20
@@ -62,46 +52,33 @@ MOST_QUANTIFIERS: Final = 3
 
 @attrs.frozen(eq=False)
 class Factors:
-    """One adapted linear layer: scale b a, where `a` is [r, in_features] and `b` [out_features, r]; `digest` is of all three."""
+    """One adapted linear layer: scale b a, where `a` is [r, in_features] and `b` [out_features, r], and both lie in a file."""
 
-    a: Tensor
-    b: Tensor
+    a: StoredTensor
+    b: StoredTensor
     scale: float
-    digest: bytes = b""
-
-    @property
-    def rank(self) -> int:
-        """R."""
-        return self.a.shape[0]
 
 
-@attrs.frozen(eq=False)
-class PeftAdapter:
-    """The factors by the names of their linear layers in the base's checkpoint."""
+def read_folder(folder: Path, shapes: Mapping[str, tuple[int, int]], *, most_rank: int) -> dict[str, Factors]:
+    """The factors that a folder has for a model with linear layers of these `shapes` (out_features, in_features) by name; their numbers are not read yet.
 
-    factors: Mapping[str, Factors]
-
-    def digest(self) -> bytes:
-        """32 bytes, of all names and factors."""
-        named = [(name, each.digest) for name, each in self.factors.items()]
-        return hashlib.sha256(repr(named).encode()).digest()
-
-
-def read_folder(folder: str, shapes: Mapping[str, tuple[int, int]], *, most_rank: int) -> PeftAdapter:
-    """Read an adapter wholly, for a model that has linear layers of these `shapes` (out_features, in_features) by name.
-
-    Raises `BadValueError` (`lora`), which names the folder and the fault.
+    Raises `ModelLoadError`.
     """
-    path = Path(folder)
-    try:
-        config = _read_config(path)
-        factors = _read_factors(path, config, shapes, most_rank)
-    except (ModelLoadError, _RefusedError) as error:
-        raise BadValueError("lora", f"{folder}: {str(error).removeprefix(f'{folder}/')}") from error
-    return PeftAdapter(factors)
+    config, file = _read_config(folder), folder / WEIGHTS
+    if not file.is_file():
+        hint = f"; {PICKLE} is a pickle, which is never opened: save it as safetensors"
+        raise _RefusedError(f"has no {WEIGHTS}{hint if (folder / PICKLE).exists() else ''}")
+    halves: dict[str, dict[str, StoredTensor]] = {}
+    for stored in stored_tensors(file, is_mapped=False):
+        module, half = _place(stored.name)
+        _check(stored, module, half, shapes, most_rank)
+        halves.setdefault(module, {})[half] = stored
+    if not halves:
+        raise _RefusedError(f"{WEIGHTS} holds no factors")
+    return {module: _factors(module, both, config) for module, both in halves.items()}
 
 
-class _RefusedError(Exception):
+class _RefusedError(ModelLoadError):
     """Why a folder is not taken."""
 
 
@@ -145,30 +122,6 @@ def _check_patterns(field: str, patterns: object) -> None:
             raise _RefusedError(f"{field} has no pattern in {key!r}: {error}") from error
 
 
-def _read_factors(
-    folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, int]], most_rank: int
-) -> dict[str, Factors]:
-    file = folder / WEIGHTS
-    if not file.is_file():
-        hint = f"; {PICKLE} is a pickle, which is never opened: save it as safetensors"
-        raise _RefusedError(f"has no {WEIGHTS}{hint if (folder / PICKLE).exists() else ''}")
-    halves: dict[str, dict[str, StoredTensor]] = {}
-    for stored in stored_tensors(file):
-        module, half = _place(stored.name)
-        _check(stored, module, half, shapes, most_rank)
-        halves.setdefault(module, {})[half] = stored
-    if not halves:
-        raise _RefusedError(f"{WEIGHTS} holds no factors")
-    found = sorted(halves.items())
-    with ThreadPoolExecutor(count_lanes()) as pool:
-        made = list(pool.map(lambda each: _factors(each[0], each[1], config), found))
-    # By torch's own threads, of which each lane would call all.
-    for (module, _), each in zip(found, made, strict=True):
-        if not (is_finite(each.a) and is_finite(each.b)):
-            raise _RefusedError(f"the factors of {module!r} hold a number that is not finite")
-    return {module: each for (module, _), each in zip(found, made, strict=True)}
-
-
 def _place(name: str) -> tuple[str, str]:
     for part, what in _REFUSED_TENSORS.items():
         if part in name:
@@ -203,7 +156,7 @@ def _check(
 def _factors(module: str, halves: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> Factors:
     if len(halves) != 2:
         raise _RefusedError(f"{module!r} has only one of its two factors")
-    a, b = (_read(halves[half]) for half in "AB")
+    a, b = halves["A"], halves["B"]
     rank, ranks = a.shape[0], _numbers(config, "rank_pattern", module, "r")
     if b.shape[1] != rank or rank not in ranks:
         says = " or ".join(f"{each:g}" for each in ranks)
@@ -211,13 +164,7 @@ def _factors(module: str, halves: Mapping[str, StoredTensor], config: Mapping[st
         raise _RefusedError(message)
     alpha = _numbers(config, "alpha_pattern", module, "lora_alpha")[0]
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return Factors(a, b, scale, _digest(a, b, scale))
-
-
-def _read(stored: StoredTensor) -> Tensor:
-    numbers = torch.empty(stored.shape, dtype=stored.dtype)
-    read_into(numbers, stored.file, stored.offset)
-    return numbers
+    return Factors(a, b, scale)
 
 
 def _numbers(config: Mapping[str, Any], patterns: str, module: str, default: str) -> list[float]:
@@ -233,11 +180,3 @@ def _numbers(config: Mapping[str, Any], patterns: str, module: str, default: str
         if isinstance(each, bool) or not isinstance(each, (int, float)) or not math.isfinite(each):
             raise _RefusedError(f"{CONFIG} has no number for {default} of {module!r}, but {each!r}")
     return [float(each) for each in found]
-
-
-def _digest(a: Tensor, b: Tensor, scale: float) -> bytes:
-    """The SHA-256 of one layer, by the thread that has just read it."""
-    digest = hashlib.sha256(repr((scale, *((tuple(half.shape), half.dtype) for half in (a, b)))).encode())
-    for half in (a, b):
-        digest.update(half.contiguous().view(torch.uint8).numpy().data)
-    return digest.digest()

@@ -6,20 +6,28 @@ them. A product of several parts has a factor A for each, and B's rows say by th
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from nanoserve.adapters.pytorch.devices import host_pages, lock_pages
+from nanoserve.adapters.pytorch.devices import host_pages
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.lora.folder import Factors
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, fill, is_finite
+from nanoserve.adapters.pytorch.weights.staging import PIECE_BYTES, count_lanes
+from nanoserve.ports.errors import ModelLoadError
 
 RANKS = (16, 32, 64, 128)
 """Ranks that adapters are padded to, for tensor cores."""
+_SERIAL = 1 << 14
+"""Numbers for which torch does not call its threads: all of them for each layer would take longer where cores are busy."""
 
 
 def padded_rank(rank: int) -> int:
@@ -46,12 +54,16 @@ class Site:
 
 @attrs.frozen(eq=False)
 class _Place:
-    """A linear layer of a checkpoint: a part of a site, and for each of its rows the row of the site; a slice if they follow one another."""
+    """A linear layer of a checkpoint: a part of a site, and for each of its rows the row of the site; a slice if they follow one another.
+
+    `starts` is where its A begins, and the first row of its B, to be multiplied by r.
+    """
 
     site: Site
     part: int
     num_rows: int
     rows: Tensor | slice
+    starts: tuple[int, int]
 
 
 @attrs.frozen(eq=False)
@@ -90,7 +102,8 @@ class Layout:
             for number, (name, rows) in enumerate(parts.items()):
                 run = slice(int(rows[0]), int(rows[-1]) + 1)
                 is_run = torch.equal(rows, torch.arange(run.start, run.stop))
-                places[name] = _Place(site, number, len(rows), run if is_run else rows)
+                starts = site.start_a + number * site.in_features, site.start_b + run.start
+                places[name] = _Place(site, number, len(rows), run if is_run else rows, starts)
         return cls(sites, size, places, model.slices)
 
     @property
@@ -105,41 +118,66 @@ class Layout:
         place = self.places[name]
         return place.num_rows, place.site.in_features
 
-    def pack(
-        self, factors: Mapping[str, Factors], dtype: torch.dtype, *, pinned: bool = False, part: int = 0
-    ) -> LoraWeights:
-        """An adapter's factors, or the `part` of them that a rank needs, as numbers of this layout, their scales in B."""
-        rank = padded_rank(max(factor.rank for factor in factors.values()))
+    @torch.inference_mode()
+    def pack(self, factors: Mapping[str, Factors], dtype: torch.dtype, *, part: int = 0) -> LoraWeights:
+        """An adapter's factors, or the `part` of them that a rank needs, as numbers of this layout, their scales in B.
+
+        Raises `ModelLoadError`, of numbers that are not finite, too.
+        """
+        stored = {(len(each.a.data), half.dtype) for each in factors.values() for half in (each.a, each.b)}
+        rank = padded_rank(max(each for each, _ in stored))
         weights = LoraWeights(rank, *host_pages([((rank * self.size,), dtype)]))  # zeros
-        # By torch's own threads: several at once would each call all of them.
-        for name, factor in factors.items():
-            self._put(weights, name, self._cut(name, factor, part))
-        if pinned:
-            lock_pages(weights.numbers)
+        is_run = all(isinstance(self.places[name].rows, slice) for name in factors)
+        if is_run and stored == {(rank, dtype)} and self.slices is None:
+            self._fill(weights, factors)
+        else:
+            for name, factor in factors.items():
+                self._put(weights, self.places[name], *self._stored(name, factor, part), factor.scale)
+        if not is_finite(weights.numbers):
+            parts = ((name, place, *weights.at(place.site)) for name, place in self.places.items())
+            odd = next(n for n, at, a, b in parts if not (is_finite(a[at.part]) and is_finite(b[at.rows])))
+            raise ModelLoadError(f"the factors of {odd!r} hold a number that is not finite")
         return weights
 
-    @torch.inference_mode()
-    def _put(self, weights: LoraWeights, name: str, factor: Factors) -> None:
-        place = self.places[name]
-        a, b = weights.at(place.site)
-        a[place.part, : factor.rank].copy_(factor.a)
-        # Of the model's own dtype they are rounded once without a wider copy, too: torch multiplies halves by a number as floats.
-        is_own, wide = factor.b.dtype == b.dtype, torch.promote_types(factor.b.dtype, torch.float32)
-        stored = factor.b if is_own else factor.b.to(wide)
-        if isinstance(place.rows, slice):
-            torch.mul(stored, factor.scale, out=b[place.rows, : factor.rank])
-        else:
-            b[place.rows, : factor.rank] = (stored * factor.scale).to(b.dtype)
+    def _fill(self, weights: LoraWeights, factors: Mapping[str, Factors]) -> None:
+        """Read what is stored as it is computed to its place, in few calls: beside steps each waits for the interpreter's lock."""
+        targets, scaled = list[tuple[StoredTensor, Tensor]](), dict[float, list[Tensor]]()
+        for name, factor in factors.items():
+            for half, start in zip((factor.a, factor.b), self.places[name].starts, strict=True):
+                target = weights.numbers.narrow(0, weights.rank * start, half.data.numel())
+                targets.append((half, target))
+            scaled.setdefault(factor.scale, []).extend(torch.split(target, _SERIAL))
+        targets.sort(key=lambda each: each[0].offset)  # nothing else lies between them
+        runs = [[*run] for _, run in itertools.groupby(targets, lambda each: each[0].offset // PIECE_BYTES)]
+        with ThreadPoolExecutor(count_lanes()) as pool:
+            list(pool.map(lambda run: fill([to for _, to in run], run[0][0].file, run[0][0].offset), runs))
+        for scale, numbers in scaled.items():
+            torch._foreach_mul_(numbers, torch.tensor(scale))  # a bare number is rounded to their dtype first
 
-    def _cut(self, name: str, factor: Factors, part: int) -> Factors:
-        """The rank's part: some rows of B of a layer that is split by its outputs, some columns of A of one that is split by its inputs."""
+    def _put(self, weights: LoraWeights, place: _Place, a: Tensor, b: Tensor, scale: float) -> None:
+        to_a, to_b = weights.at(place.site)
+        to_a, step = to_a[place.part, : len(a)], _SERIAL // len(a)
+        torch._foreach_copy_(torch.split(to_a, step, dim=1), torch.split(a, step, dim=1))
+        # Of the model's own dtype they are rounded once without a wider copy, too: torch multiplies halves by a number as floats.
+        wide = b if b.dtype == to_b.dtype else b.to(torch.promote_types(b.dtype, torch.float32))
+        scaled = torch._foreach_mul(torch.split(wide, step), scale)  # noqa: SLF001 - it has no public name
+        if isinstance(place.rows, slice):
+            torch._foreach_copy_(torch.split(to_b[place.rows, : len(a)], step), scaled)
+        else:
+            to_b[place.rows, : len(a)] = torch.cat(scaled).to(to_b.dtype)
+
+    def _stored(self, name: str, factor: Factors, part: int) -> tuple[Tensor, Tensor]:
+        """A and B, or a rank's part: some rows of B of a layer that is split by its outputs, some columns of A of one that is split by its inputs."""
+        a, b = (torch.empty(half.shape, dtype=half.dtype) for half in (factor.a, factor.b))
+        fill([a], factor.a.file, factor.a.offset)
+        fill([b], factor.b.file, factor.b.offset)
         if self.slices is None:
-            return factor
-        shape, slices = (len(factor.b), factor.a.shape[1]), attrs.evolve(self.slices, rank=part)
+            return a, b
+        shape, slices = (len(b), a.shape[1]), attrs.evolve(self.slices, rank=part)
         cuts = list(slices.cuts(f"{name}.weight", shape, self._own_shape(name)))
         if cuts[0][0]:
-            return attrs.evolve(factor, a=torch.cat([factor.a[:, source] for _, source, _ in cuts], dim=1))
-        return attrs.evolve(factor, b=torch.cat([factor.b[source] for _, source, _ in cuts]))
+            return torch.cat([a[:, source] for _, source, _ in cuts], dim=1), b
+        return a, torch.cat([b[source] for _, source, _ in cuts])
 
 
 @attrs.frozen(eq=False)
@@ -154,6 +192,13 @@ class LoraWeights:
         a = self.numbers.narrow(0, self.rank * site.start_a, self.rank * site.num_parts * site.in_features)
         b = self.numbers.narrow(0, self.rank * site.start_b, self.rank * site.out_features)
         return a.view(site.num_parts, self.rank, -1), b.view(-1, self.rank)
+
+    def digest(self) -> bytes:
+        """32 bytes, of all numbers."""
+        pieces = torch.split(self.numbers.view(torch.uint8), PIECE_BYTES)
+        with ThreadPoolExecutor(count_lanes()) as pool:
+            found = pool.map(lambda piece: hashlib.sha256(piece.numpy()).digest(), pieces)
+            return hashlib.sha256(b"".join([self.rank.to_bytes(1), *found])).digest()
 
 
 def _named_rows(model: DecoderModel) -> Iterator[tuple[Linear, dict[str, Tensor]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import threading
@@ -13,10 +14,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.devices import lock_pages
 from nanoserve.adapters.pytorch.lora.folder import read_folder
 from nanoserve.adapters.pytorch.lora.layout import Layout, LoraWeights
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.errors import BadValueError, ModelLoadError
 from nanoserve.ports.lora import LoraFacts, LoraPart
 
 
@@ -53,14 +56,16 @@ class HostLoras:
 
     @torch.inference_mode()
     def read(self, folder: str, /) -> LoraFacts:
-        adapter = read_folder(folder, self.layout.shapes, most_rank=self._most_rank)
-        weights = self.layout.pack(adapter.factors, self._dtype, pinned=self._pinned)
-        digest = adapter.digest()
         ranks = 1 if self.layout.slices is None else self.layout.slices.size
-        parts = [
-            _Shared(self.layout.pack(adapter.factors, self._dtype, part=rank).numbers, digest)
-            for rank in range(1, ranks)
-        ]
+        try:
+            factors = read_folder(Path(folder), self.layout.shapes, most_rank=self._most_rank)
+            packed = [self.layout.pack(factors, self._dtype, part=rank) for rank in range(ranks)]
+        except ModelLoadError as error:
+            raise BadValueError("lora", f"{folder}: {str(error).removeprefix(f'{folder}/')}") from error
+        digest = hashlib.sha256(b"".join([each.digest() for each in packed])).digest()
+        weights, parts = packed[0], [_Shared(each, digest) for each in packed[1:]]
+        if self._pinned:
+            lock_pages(weights.numbers)
         with self._lock:
             self._reads[digest] = self._reads.get(digest, 0) + 1
             weights = self._weights.setdefault(digest, weights)
@@ -99,13 +104,13 @@ class _Shared:
         path: by which other processes of the same user can open it.
     """
 
-    def __init__(self, numbers: Tensor, digest: bytes) -> None:
+    def __init__(self, weights: LoraWeights, digest: bytes) -> None:
         handle = os.memfd_create("lora")
         weakref.finalize(self, os.close, handle)
         self.path = f"/proc/{os.getpid()}/fd/{handle}"
-        left = memoryview(numbers.view(torch.uint8).numpy().tobytes() + digest)
-        while left:
-            left = left[os.write(handle, left) :]
+        for left in (weights.numbers.view(torch.uint8).numpy().data, memoryview(digest)):
+            while left:
+                left = left[os.write(handle, left) :]  # noqa: PLW2901 - what is left of it
 
 
 def _mapped(path: str, size: int, dtype: torch.dtype, digest: bytes) -> Tensor | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 from nanoserve.ports.errors import ModelLoadError
 
 LFS_POINTER = b"version https://git-lfs"
+FLOATS: Final = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+"""By their names in files; a tensor that is not mapped is of one of these, or of bytes."""
 _LENGTH_BYTES = 8
 
 
@@ -45,17 +48,22 @@ class StoredTensor:
 
 
 def stored_tensors(
-    file: Path, ignored: tuple[str, ...] = (), wanted: tuple[str, ...] = ("",)
+    file: Path, ignored: tuple[str, ...] = (), wanted: tuple[str, ...] = ("",), *, is_mapped: bool = True
 ) -> Iterator[StoredTensor]:
-    """The tensors of a file whose names end as one of `wanted` and as none of `ignored`; raises `ModelLoadError`."""
+    """The tensors of a file whose names end as one of `wanted` and as none of `ignored`; not mapped, they have no memory. Raises `ModelLoadError`."""
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
             places = extents(file)
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 if name.endswith(wanted) and not name.endswith(ignored):
-                    yield StoredTensor(file, name, opened.get_tensor(name), places[name][1])
+                    data = opened.get_tensor(name) if is_mapped else _unmapped(opened.get_slice(name))
+                    yield StoredTensor(file, name, data, places[name][1])
     except (SafetensorError, OSError) as error:
         raise _unreadable(file, error) from error
+
+
+def _unmapped(stored: Any) -> Tensor:
+    return torch.empty(stored.get_shape(), dtype=FLOATS.get(stored.get_dtype(), torch.uint8), device="meta")
 
 
 def no_place(stored: Any) -> ModelLoadError:
@@ -77,22 +85,26 @@ def is_finite(numbers: Tensor) -> bool:
     return not numbers.numel() or all(map(math.isfinite, map(float, numbers.aminmax())))
 
 
-def read_into(buffer: Tensor, file: Path, offset: int) -> None:
-    """Fill a contiguous host tensor with the bytes of a file from `offset` on; other threads run meanwhile.
+def fill(tensors: Sequence[Tensor], file: Path, offset: int) -> None:
+    """Fill contiguous host tensors, one behind another, with the bytes of a file from `offset` on, in few calls; other threads run meanwhile.
 
     A mapping would stop at every page, and end the process where a file has been cut short; here that raises
     `ModelLoadError`.
     """
-    num_bytes = buffer.numel() * buffer.element_size()
-    memory = (ctypes.c_char * num_bytes).from_address(buffer.data_ptr())
+    memories = ((ctypes.c_char * each.nbytes).from_address(each.data_ptr()) for each in tensors)
+    left = [memoryview(each).cast("B") for each in memories if len(each)]
     try:
-        with file.open("rb") as opened:
-            opened.seek(offset)
-            count = opened.readinto(memory)
+        with file.open("rb", buffering=0) as opened:
+            while left and (count := os.preadv(opened.fileno(), left[: os.sysconf("SC_IOV_MAX")], offset)):
+                offset += count
+                while left and count >= len(left[0]):
+                    count -= len(left.pop(0))
+                if count:
+                    left[0] = left[0][count:]
     except OSError as error:
         raise _unreadable(file, error) from error
-    if count != num_bytes:
-        raise _unreadable(file, f"it ends {num_bytes - count} bytes before a tensor does")
+    if left:
+        raise _unreadable(file, f"it ends {sum(map(len, left))} bytes before a tensor does")
 
 
 def extents(file: Path) -> dict[str, tuple[str, int, int]]:

@@ -19,7 +19,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, read_into
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, fill
 
 PIECE_BYTES = 8 * 2**20
 """Large enough for a copy to run at full speed, small enough for threads to finish together."""
@@ -42,7 +42,7 @@ class Piece:
     def read_into(self, buffer: Tensor) -> None:
         """Fill uint8 [num_bytes] of the host."""
         if isinstance(self.origin, Path):
-            read_into(buffer, self.origin, self.offset)
+            fill([buffer], self.origin, self.offset)
             return
         last = self.offset + self.num_bytes
         _copy(self.origin.view(-1).view(torch.uint8)[self.offset : last], buffer)

@@ -8,12 +8,9 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.lora.deltas import Deltas
-from nanoserve.adapters.pytorch.lora.folder import Factors
-from nanoserve.adapters.pytorch.lora.layout import Layout
 from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.pytorch.step_inputs import StepInputs
@@ -88,46 +85,6 @@ def test_scales_ranks_and_parts_are_those_of_peft(
     with torch.inference_mode():
         expected = merged(torch.tensor([prompt]), use_cache=False).logits[0]
     assert (ours.log_softmax(-1) - expected.log_softmax(-1)).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
-def test_scaled_factors_are_rounded_once(stored: torch.dtype, dtype: torch.dtype, llama: TinyModel) -> None:
-    layout = Layout.of(llama.build())
-    factors, generator = dict[str, Factors](), torch.Generator().manual_seed(7)
-    for name, (rows, columns) in layout.shapes.items():
-        a = torch.randn(16, columns, generator=generator).to(stored)
-        factors[name] = Factors(a, torch.randn(rows, 16, generator=generator).to(stored), 32 / 7)
-    packed = layout.pack(factors, dtype)
-    for name, factor in factors.items():
-        place = layout.places[name]
-        _, b = packed.at(place.site)
-        assert torch.equal(b[place.rows], (factor.b.float() * factor.scale).to(dtype))
-
-
-class Temporaries(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the numbers that operations write elsewhere than where they are told."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func in {torch.ops.aten._to_copy.default, torch.ops.aten.mul.Tensor}:
-            self.numbers += made.numel()
-        return made
-
-
-def test_factors_of_the_models_dtype_are_packed_without_copies_of_them(llama: TinyModel) -> None:
-    layout = Layout.of(llama.build())
-    factors = {
-        name: Factors(torch.ones(16, columns), torch.ones(rows, 16), 2.0)
-        for name, (rows, columns) in layout.shapes.items()
-    }
-    with Temporaries() as found:
-        layout.pack(factors, torch.float32)
-    assert found.numbers == 0
 
 
 @pytest.fixture(scope="module")
