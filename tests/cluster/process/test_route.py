@@ -186,8 +186,9 @@ def test_a_server_that_is_stopped_loses_its_requests_to_the_other_one(
                 routed.servers[stopped].signal(signal.SIGSTOP)
                 prompts = [[number, 7] for number in range(5, 9)]
                 whole = [threads.submit(routed.ask, each) for each in prompts]
-                *_, error = lines
+                *_, error, done = lines
             assert json.loads(error.removeprefix("data: "))["error"]["code"] == "replica_lost"
+            assert done == "data: [DONE]"
             texts = [each.result()["choices"][0]["text"] for each in whole]
             lively = routed.servers[1 - stopped]
             assert texts == [routed.ask(each, at=lively)["choices"][0]["text"] for each in prompts]

@@ -100,12 +100,9 @@ class Fleet:
         if not settings.health_path.startswith("/"):
             raise BadValueError("health_path", f"must begin with /, got {settings.health_path!r}")
         self.replicas = {each.number: each for each in replicas}
-        self.table = table
-        self.client = client
-        self._settings = settings
+        self.table, self.client, self._settings = table, client, settings
         self._numbers = itertools.count(len(replicas))
-        self._following: dict[int, asyncio.Task[None]] = {}
-        self._watching: dict[int, asyncio.Task[None]] = {}
+        self._following, self._watching = dict[int, asyncio.Task[None]](), dict[int, asyncio.Task[None]]()
 
     @property
     def up(self) -> set[int]:

@@ -7,6 +7,7 @@ answers 503. After that the stream ends with an error in its own form, or is cut
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import aclosing
@@ -21,9 +22,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nanoserve.entrypoints.compose.host_names import names_elsewhere
-from nanoserve.entrypoints.server.http.errors import RequestError, send_problem
+from nanoserve.entrypoints.server.http import sse
+from nanoserve.entrypoints.server.http.errors import ErrorBody, Problem, RequestError, send_problem, shape_of
 from nanoserve.entrypoints.server.http.sse import ClientLeftError, left, unless
 from nanoserve.entrypoints.server.protocols import ERROR_SHAPES
+from nanoserve.entrypoints.server.protocols.openai.chat import DONE
 from nanoserve_cluster.domain.routing.router import Placement
 from nanoserve_cluster.entrypoints.route.bounds import AnswerTooLargeError, Keeping
 from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica
@@ -36,15 +39,12 @@ _SERVER: Final = {b"date", b"server"}
 """Headers that the server of this process writes."""
 _STATUSES: Final = range(200, 600)
 _BODILESS: Final = {204, 304}
-_BROKEN: Final = b"The server that computed this answer has gone."
-_ENDS: Final = {
-    b"text/event-stream": (
-        b"\n\n",
-        b'event: error\ndata: {"type":"error","error":{"type":"server_error","code":"replica_lost","message":"%s"}}\n\n',
-    ),
-    b"application/x-ndjson": (b"\n", b'{"error":"%s"}\n'),
-}
-"""How a whole piece of a stream ends, and what tells its reader of a failure."""
+_GONE: Final = Problem(status=502, code="replica_lost", message="The server that made this answer has gone.")
+_ENDS: Final = {b"text/event-stream": b"\n\n", b"application/x-ndjson": b"\n"}
+"""How a whole piece of a stream ends."""
+_NUMBER: Final = re.compile(rb'"sequence_number": ?(\d+)')
+_TAIL: Final = 4096
+"""Bytes of a stream that its last event has at the most, if that is to have a number."""
 Whole = tuple[int, list[tuple[bytes, bytes]], bytes]
 """An answer: its status, headers and body."""
 
@@ -79,12 +79,9 @@ class Proxy(Collector):
         max_body_size: int,
         prefill: PrefillStage | None = None,
     ) -> None:
-        self.living = 0
-        self.is_draining = False
-        self.keeping = Keeping()
+        self.living, self.is_draining, self.keeping = 0, False, Keeping()
         self._fleet, self._prefill = fleet, prefill
-        self._names = names
-        self._max_body_size = max_body_size
+        self._names, self._max_body_size = names, max_body_size
         self._ended: Counter[tuple[str, str]] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -176,9 +173,8 @@ class Proxy(Collector):
     # Passing on
 
     async def _pass_on(self, scope: Any, target: bytes, body: bytes, send: Send) -> None:
-        tried: set[int] = set()
+        tried, prefill = set[int](), self._prefill
         refusal: Whole | None = None
-        prefill = self._prefill
         while self._fleet.up - tried and (placement := await self._place(scope, body, tried)):
             replica = self._fleet.replicas[placement.replica]
             tried.add(replica.number)
@@ -186,12 +182,10 @@ class Proxy(Collector):
                 await prefill.compute(scope, target, body, placement.new_tokens, self._ended)
                 prefill = None
             try:
-                await self._ask(replica, placement, request_to(replica, scope, target, body), send)
+                await self._ask(replica, placement, scope, request_to(replica, scope, target, body), send)
             except _UnansweredError as error:
-                refusal = error.refusal or refusal
-                structlog.get_logger().info(
-                    "a request goes to another replica", after=replica.url, reason=str(error)
-                )
+                refusal, log = error.refusal or refusal, structlog.get_logger()
+                log.info("a request goes to another replica", after=replica.url, reason=str(error))
             else:
                 return
         if refusal is None:
@@ -218,14 +212,16 @@ class Proxy(Collector):
         ids = await token_ids(fleet.client, idlest.url, scope["path"], scope["headers"], fields)
         return RoutablePrompt(ids=ids, affinity=prompt.affinity) if ids else prompt
 
-    async def _ask(self, replica: Replica, placement: Placement, request: httpx.Request, send: Send) -> None:
+    async def _ask(
+        self, replica: Replica, placement: Placement, scope: Any, request: httpx.Request, send: Send
+    ) -> None:
         """Let one replica answer. Raises `_UnansweredError`."""
         is_begun, tail, kind = False, b"", b""
+        log = structlog.get_logger().bind(replica=replica.url)
         with visiting(self._fleet, replica, placement, self._ended) as visit:
             try:
-                async with aclosing(
-                    await replica.heard(self._fleet.client.send(request, stream=True))
-                ) as answer:
+                sent = replica.heard(self._fleet.client.send(request, stream=True))
+                async with aclosing(await sent) as answer:
                     if answer.status_code not in _STATUSES:
                         raise httpx.RemoteProtocolError(f"it answers {answer.status_code}")
                     visit.is_computed = answer.is_success
@@ -240,21 +236,18 @@ class Proxy(Collector):
                             await _send_head(send, answer)
                             is_begun = True
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
-                        tail = (tail + piece)[-2:]
+                        tail = (tail + piece)[-_TAIL:]
                     if not is_begun:
                         await _send_head(send, answer)
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                     visit.outcome = "answered"
             except httpx.LocalProtocolError as error:
                 visit.outcome, visit.is_computed = "invalid", False
-                raise RequestError(
-                    400, f"This request cannot be passed on: {error}", code="invalid_request"
-                ) from None
+                message = f"This request cannot be passed on: {error}"
+                raise RequestError(400, message, code="invalid_request") from None
             except AnswerTooLargeError as error:
                 visit.outcome = "oversized"
-                structlog.get_logger().warning(
-                    "an answer is too large", replica=replica.url, reason=str(error)
-                )
+                log.warning("an answer is too large", reason=str(error))
                 message = f"A replica was given up for this request: {error}; ask for a stream, or for less."
                 raise RequestError(502, message, code="answer_too_large") from None
             except httpx.TransportError as error:
@@ -263,10 +256,10 @@ class Proxy(Collector):
                 reason = str(error) or type(error).__name__
                 if not is_begun:
                     raise _UnansweredError(reason) from None
-                structlog.get_logger().warning("an answer broke off", replica=replica.url, reason=reason)
-                end, problem = _ENDS.get(kind, (b"", b""))
-                if end and tail.endswith(end):
-                    await send({"type": "http.response.body", "body": problem % _BROKEN, "more_body": False})
+                log.warning("an answer broke off", reason=reason)
+                if kind in _ENDS and tail.endswith(_ENDS[kind]):
+                    last = _failure(scope, kind, tail)
+                    await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _pieces(
         self, answer: httpx.Response, replica: Replica, *, is_stream: bool
@@ -280,6 +273,18 @@ class Proxy(Collector):
             yield whole
 
 
+def _failure(scope: Any, kind: bytes, tail: bytes) -> bytes:
+    """The error that ends a stream whose rest is missing, as the protocol of the path writes it; `tail` has the number of the last event."""
+    body = shape_of(scope["path"], ERROR_SHAPES, scope["headers"]).of(_GONE)
+    if kind != b"text/event-stream":
+        return msgspec.json.encode(body) + b"\n"
+    if scope["path"].startswith("/v1/responses"):
+        number = int([b"-1", *_NUMBER.findall(tail)][-1]) + 1
+        told = {"code": _GONE.code, "message": _GONE.message, "param": None, "sequence_number": number}
+        return sse.typed_frame("error", **told)
+    return sse.data_frame(body) + DONE if isinstance(body, ErrorBody) else sse.named_frame("error", body)
+
+
 def _target(scope: Any) -> bytes:
     """The path and query to ask a replica for. Raises `RequestError` if they cannot be passed on as they are."""
     path: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -291,9 +296,7 @@ def _target(scope: Any) -> bytes:
     except (httpx.InvalidURL, ValueError):
         is_sent_as_it_is = False
     if not is_sent_as_it_is:
-        message = (
-            "The target must be a path that begins with / and has no . or .. in it, and be percent-encoded."
-        )
+        message = "The target must be a percent-encoded path that begins with / and has no . or .. in it."
         raise RequestError(400, message, code="invalid_target")
     return target
 

@@ -177,17 +177,49 @@ def test_no_replica_is_asked_twice_however_much_a_policy_likes_it() -> None:
     assert sorted(world.asked) == ["a", "b"]
 
 
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+GONE = "The server that made this answer has gone."
+DETAIL = {"message": GONE, "type": "server_error", "param": None, "code": "replica_lost"}
+ANTHROPICS = {"type": "error", "error": {"type": "api_error", "message": GONE}}
+
+
 @pytest.mark.parametrize(
-    ("kind", "piece", "end"),
+    ("asked", "kind", "piece", "name", "told"),
     [
-        ("text/event-stream", b"data: 1\n\n", b'event: error\ndata: {"type":"error","error":'),
-        ("application/x-ndjson", b'{"a":1}\n', b'{"error":"'),
+        ({"path": "/v1/completions"}, EVENTS, b"data: 1\n\n", b"", {"error": DETAIL}),
+        ({"path": "/v1/chat/completions"}, EVENTS, b": ping\n\n", b"", {"error": DETAIL}),
+        ({"path": "/v1/messages"}, EVENTS, b"data: 1\n\n", b"event: error\n", ANTHROPICS),
+        (
+            {"path": "/v1/odd", "anthropic-version": "1"},
+            EVENTS,
+            b"data: 1\n\n",
+            b"event: error\n",
+            ANTHROPICS,
+        ),
+        (
+            {"path": "/v1/responses"},
+            EVENTS,
+            b'data: {"sequence_number":6}\n\ndata: {"sequence_number": 7, "a": "\\"sequence_number\\":90"}\n\n',
+            b"event: error\n",
+            {"type": "error", "code": "replica_lost", "message": GONE, "param": None, "sequence_number": 8},
+        ),
+        ({"path": "/api/chat"}, LINES, b'{"a":1}\n', b"", {"error": GONE}),
     ],
 )
-def test_a_stream_that_breaks_off_ends_with_an_error(kind: str, piece: bytes, end: bytes) -> None:
-    world = World(streaming(piece, kind=kind, breaks=True), ok)
-    answer = asyncio.run(_ask(world))
-    assert answer.body.startswith(piece + end)
+def test_a_stream_that_breaks_off_ends_with_an_error_as_its_protocol_writes_it(
+    asked: dict[str, str], kind: str, piece: bytes, name: bytes, told: dict[str, Any]
+) -> None:
+    world = World(streaming(*(bytes([each]) for each in piece), kind=kind, breaks=True), ok)
+    answer = asyncio.run(_ask(world, **asked))
+    assert answer.body.startswith(piece + name)
+    frame = answer.body.removeprefix(piece + name)
+    if "error" in told and kind == EVENTS and not name:
+        assert frame.endswith(b"\n\ndata: [DONE]\n\n")
+        frame = frame.removesuffix(b"data: [DONE]\n\n")
+    begin, end = (b"data: ", b"\n\n") if kind == EVENTS else (b"", b"\n")
+    assert frame.startswith(begin)
+    assert frame.endswith(end)
+    assert msgspec.json.decode(frame.removeprefix(begin)) == told
     assert answer.is_whole
     assert world.asked == ["a"]
 
@@ -197,7 +229,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error(kind: str, piece: bytes, en
     [
         (streaming(waits=True), ["a", "b"], b'{"fine":true}', b""),
         (streaming(b'{"half', kind="application/json", waits=True), ["a", "b"], b'{"fine":true}', b""),
-        (streaming(b"data: 1\n\n", waits=True), ["a"], b"data: 1\n\nevent: error\n", b"\n\n"),
+        (streaming(b"data: 1\n\n", waits=True), ["a"], b'data: 1\n\ndata: {"error":', b"\n\n"),
     ],
 )
 def test_a_replica_that_says_nothing_any_more_loses_its_requests_after_so_many_looks(

@@ -37,7 +37,7 @@ from nanoserve.ports.sampling import Api, SamplingParams
 from nanoserve.ports.step import TokenLogprobs
 
 _CALLED: Final = ("function", "arguments"), ("custom", "input")
-_DONE: Final = b"data: [DONE]\n\n"
+DONE: Final = b"data: [DONE]\n\n"
 _FINISH_NAMES: Final = {FinishReason.STOP: "stop", FinishReason.ABORT: "abort"}
 
 
@@ -152,11 +152,11 @@ class ChunkWriter:
 
     def end(self, answer: Answer) -> bytes:
         """The usage, where asked for, and the last line."""
-        return (self._chunk([], usage=self._usage(answer)) if self._ends_with_usage else b"") + _DONE
+        return (self._chunk([], usage=self._usage(answer)) if self._ends_with_usage else b"") + DONE
 
     def fail(self, error: Exception) -> bytes:
         """The error and the last line."""
-        return error_frame(error) + _DONE
+        return error_frame(error) + DONE
 
     def _chunk(self, choices: list[Any], **more: Any) -> bytes:
         return data_frame({**self._head, "choices": choices, **more})
