@@ -6,12 +6,11 @@ While the engine runs, each turn costs four numbers and nothing else; everything
 from __future__ import annotations
 
 import bisect
-import contextlib
 import gc
 import random
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ import attrs
 
 from nanoserve.entrypoints.bench.report import percentile
 from nanoserve.entrypoints.compose.config.command_settings import BenchSettings
-from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
+from nanoserve.entrypoints.compose.interrupts import deferring_interrupts, without_full_collections
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import TokensGenerated
@@ -221,22 +220,6 @@ class BenchRun:
         return gaps
 
 
-@contextlib.contextmanager
-def without_old_garbage() -> Iterator[None]:
-    """Freeze living objects, so that Python's collector does not walk a whole process during a measurement.
-
-    Objects that the caller has frozen stay frozen.
-    """
-    is_frozen = gc.get_freeze_count() > 0
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        if not is_frozen:
-            gc.unfreeze()
-
-
 def run_load(engine: EngineHandle, load: BenchLoad, sampling: SamplingParams) -> BenchRun:
     """Run a load to its end.
 
@@ -244,7 +227,8 @@ def run_load(engine: EngineHandle, load: BenchLoad, sampling: SamplingParams) ->
     """
     requests = load.requests(sampling)
     ends: list[TokensGenerated] = []
-    with without_old_garbage(), deferring_interrupts() as interruption:
+    gc.collect()
+    with without_full_collections(), deferring_interrupts() as interruption:
         began = time.monotonic()
         for request in requests:
             engine.add(request)

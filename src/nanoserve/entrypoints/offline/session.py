@@ -18,7 +18,7 @@ from nanoserve.entrypoints.app.traces.writer import Recording
 from nanoserve.entrypoints.app.vectors import check_task, check_text, pair_prompts
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import check_constraint
-from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
+from nanoserve.entrypoints.compose.interrupts import deferring_interrupts, without_full_collections
 from nanoserve.entrypoints.offline.outputs import Prompt, PromptJob
 from nanoserve.ports.checks import check_integer
 from nanoserve.ports.driven import Message
@@ -165,13 +165,13 @@ class Session:
         by_id = {job.request.request_id: job for job in jobs}
         record = self._recording.write_turns if self._recording else lambda: None
         events = run_requests(self.assembly.engine, [job.request for job in jobs], record)
-        with self._lock, contextlib.closing(events), _progress_bar(len(jobs), enabled=progress) as advance:
+        bar = _progress_bar(len(jobs), enabled=progress)
+        with self._lock, without_full_collections(), contextlib.closing(events), bar as advance:
             for event in events:
                 job = by_id[event.request_id]
                 job.take(event)
                 if isinstance(event, TokensGenerated):
-                    ended = event.finish_reason is not None and job.finished
-                    advance(len(event.token_ids), int(ended))
+                    advance(len(event.token_ids), int(event.finish_reason is not None and job.finished))
                 yield event
         errors = [job.error for job in jobs if job.error]
         if errors:

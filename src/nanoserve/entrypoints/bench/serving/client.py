@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 import resource
 import time
@@ -23,9 +24,8 @@ import attrs
 import httptools
 import msgspec
 
-from nanoserve.entrypoints.bench.measurement import without_old_garbage
 from nanoserve.entrypoints.client import server
-from nanoserve.entrypoints.compose.interrupts import cancelling_interrupts
+from nanoserve.entrypoints.compose.interrupts import cancelling_interrupts, without_full_collections
 
 CONNECT_SECONDS: Final = 30.0
 MOST_OF_AN_ERROR: Final = 65_536
@@ -378,7 +378,8 @@ async def send_load(
 
 async def observe(send_all: Callable[[float], Awaitable[Sequence[Outcome]]], head_start: float) -> LoadRun:
     """Time `send_all`, which gets the moment of its first request, `head_start` seconds from now."""
-    with without_old_garbage():
+    gc.collect()
+    with without_full_collections():
         began, processor = time.perf_counter() + head_start, time.process_time()
         answers = await send_all(began)
         seconds, busy = time.perf_counter() - began, time.process_time() - processor
