@@ -268,6 +268,8 @@ def listed_kernel(
     first_column = column_tile * OUTPUTS
     rows = (expert * HALVES + i // OUTPUTS) * WIDTH + tl.minimum(first_column + i % OUTPUTS, WIDTH - 1)
     block = expert.to(tl.int32) * HALVES
+    if not GATE:  # asked for before the product, behind which it would be waited for
+        scales = tl.load(scales_ptr + pairs)
     sums = _product(
         x_ptr, weight_ptr, sources, present, rows, start, block, first_column,
         K, BM, BN, BK, GATE, DESCRIBED,
@@ -280,7 +282,7 @@ def listed_kernel(
         sums = clamped(gate, up, clamp, CLAMPED)
         targets = places
     else:
-        sums *= tl.load(scales_ptr + pairs)[:, None]
+        sums *= scales[:, None]
         targets = pairs % SLOTS * T + pairs // SLOTS
     out_ptrs = out_ptr + targets[:, None].to(tl.int64) * WIDTH + columns[None, :]
     tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=present[:, None] & (columns[None, :] < WIDTH))

@@ -187,15 +187,13 @@ def list_tile(
     if form is not PLAIN:
         return _stored_list_tile(tokens, slots, experts, itemsize, form, room=room, invariant=invariant)
     # Half as many again as the average, so that few experts need a second tile.
-    bm = max(16, triton.next_power_of_2(triton.cdiv(3 * tokens * slots, 2 * experts)))
+    bm = 64 if invariant else max(16, triton.next_power_of_2(triton.cdiv(3 * tokens * slots, 2 * experts)))
     if itemsize == 4:  # without tensor cores: small tiles, which compile quickly
         return ListTile(16 if invariant else min(bm, 32), 32, 32, 4, 2)
-    if invariant:
-        tile = ListTile(64, 128, 64, 4, 3)
-    elif bm == 16:
+    if bm == 16:
         tile = ListTile(bm, 64, 128, 4, 3)
     elif bm <= 64:
-        tile = ListTile(bm, 128, 64, 4, 4)
+        tile = ListTile(bm, 128, 64, 4, 3)
     else:
         tile = ListTile(128, 256, 64, 8, 4)
     per_stage = (tile.bm + tile.bn) * tile.bk * itemsize
