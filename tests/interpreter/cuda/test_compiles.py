@@ -14,6 +14,7 @@ import pytest
 from triton import knobs
 
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
+from nanoserve.kernels.tiles import SHARED_MEMORY
 
 REAL_COMPILES = """
 import json
@@ -106,3 +107,38 @@ def test_compiled_and_loaded_kernels_are_both_counted(tmp_path: pathlib.Path) ->
         assert done.returncode == 0, done.stderr
         counts.append(json.loads(done.stdout))
     assert counts == [[0, 2], [0, 2]]
+
+
+LATENTS = (
+    REAL_COMPILES.partition("counter = ")[0]
+    + """
+import torch
+
+from nanoserve.kernels.latent_attention.triton import attend_to_rows
+from nanoserve.kernels.latent_attention.tuning import CHUNK, decode_block
+
+half, whole, single = (MockTensor(f"torch.{name}") for name in ("bfloat16", "int32", "float32"))
+pointers = [half] * 3 + [single] * 3 + [whole] * 3
+sizes = {"NUM_HEADS": 16, "BLOCK_SIZE": 16, "LATENT": 512, "ROPE": 64, "CHUNK": CHUNK, "PADDED_ROPE": 64, "KEYS": 0}
+found = []
+for programs in (1, 133):
+    heads, tokens, warps, stages = decode_block(576, torch.bfloat16, programs=programs)
+    sizes |= {"HEADS": heads, "TOKENS": tokens, "STAGES": stages, "WIDTH": 1, "SPLIT": False, "PDL": True}
+    made = attend_to_rows.warmup(*pointers, 128, 9216, 0.1, grid=(1,), **sizes, num_warps=warps)
+    found.append([made.metadata.shared, "wgmma.mma_async" in made.asm["ptx"]])
+print(json.dumps(found))
+"""
+)
+RESERVED = 1024
+"""Bytes of shared memory that each program takes beside its own."""
+
+
+def test_programs_over_latents_have_a_multiprocessor_to_themselves_or_share_it_by_two(
+    tmp_path: pathlib.Path,
+) -> None:
+    done = run_compiling(tmp_path, LATENTS)
+    assert done.returncode == 0, done.stderr
+    (alone, is_asynchronous), (beside, _) = json.loads(done.stdout)
+    assert SHARED_MEMORY // 2 < alone <= SHARED_MEMORY
+    assert 2 * (beside + RESERVED) <= SHARED_MEMORY + RESERVED
+    assert is_asynchronous

@@ -27,7 +27,9 @@ from nanoserve.adapters.pytorch.cuda.batches import buckets
 from nanoserve.adapters.pytorch.cuda.many_rows import VendorProducts
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.workspace import EVERYTHING, shape_and_score
+from nanoserve.adapters.pytorch.mixers.latent import gpu as latent_mixer
 from nanoserve.entrypoints.compose.shapes import SHAPES
+from nanoserve.kernels.latent_attention import launch as latents
 from nanoserve.kernels.linear import launch as linear
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec
@@ -181,7 +183,8 @@ def main() -> None:
     JITFunction.run = functools.partialmethod(launch, recorder)
     stand_in: Any = {"supports_pdl": lambda _: True, "SMALL_GPU": 132}
     vars(building).update(stand_in)
-    vars(linear).update(has_wgmma=stand_in["supports_pdl"])
+    for module in (latent_mixer, latents, linear):
+        vars(module).update(has_wgmma=stand_in["supports_pdl"])
     vars(models).update(fill_randomly=lambda *_, **__: None)  # there is nothing to fill
     # Operators without memory are Python functions, which would import torch's compiler for seconds, and are slow.
     sys.modules["torch._dynamo"] = compiler = types.ModuleType("torch._dynamo")

@@ -29,6 +29,8 @@ ATOL = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 PAGED_ATOL = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 SMALL = BlockSizes(16, 16, 4, 2)
 """Many tiles and visits of few keys, so that small cases have edges of every kind."""
+WIDE = BlockSizes(16, latent.WIDE, 4, 2)
+"""Visits of latents that decode in which tokens are the rows of scores."""
 HEADS = Heads(2, 1, 16)
 ODD = LatentHeads(num_heads=3, latent_dim=20, rope_dim=6, nope_dim=10, value_dim=14)
 EVEN = ODD._replace(num_heads=4, latent_dim=32, rope_dim=16, nope_dim=16, value_dim=32)
@@ -92,7 +94,10 @@ def test_both_sides_equal_the_definition(
 @pytest.mark.parametrize("sizes", [ODD, EVEN], ids=["odd", "even"])
 @pytest.mark.parametrize("case", [Case, ExpandedCase])
 def test_latents_equal_the_definition(case: Any, sizes: LatentHeads, rows: str, inputs: Inputs) -> None:
-    check(case.of(inputs, sizes, ROWS[rows]))
+    made = case.of(inputs, sizes, ROWS[rows])
+    check(made)
+    if case is Case:
+        check(made, WIDE)
 
 
 @pytest.mark.parametrize(
@@ -230,18 +235,22 @@ def test_drafted_tokens_of_latents_see_those_before_them(inputs: Inputs) -> None
 
 
 @cases("splits", [3], also=[1])
-def test_a_row_that_decodes_is_the_same_alone_and_in_a_crowd(inputs: Inputs, splits: int) -> None:
+@pytest.mark.parametrize("blocks", [SMALL, WIDE], ids=["small", "wide"])
+def test_a_row_that_decodes_is_the_same_alone_and_in_a_crowd(
+    blocks: BlockSizes, inputs: Inputs, splits: int
+) -> None:
     case = Case.of(inputs, ODD, [(39, 1), (69, 1), (16, 1), (8, 1)])
-    crowd = case.decoded(splits, SMALL)
+    crowd = case.decoded(splits, blocks)
     for place in range(len(crowd)):
-        alone = case.decoded(splits, SMALL, places=slice(place, place + 1))
+        alone = case.decoded(splits, blocks, places=slice(place, place + 1))
         assert torch.equal(alone[0], crowd[place])
 
 
 def test_large_scores_do_not_overflow(inputs: Inputs) -> None:
     case = Case.of(inputs, ODD, [(49, 1), (19, 1)])
     large = case.queries._replace(tokens=case.queries.tokens * 100)
-    assert case._replace(queries=large).decoded(3, SMALL).isfinite().all()
+    for blocks in (SMALL, WIDE):
+        assert case._replace(queries=large).decoded(3, blocks).isfinite().all()
 
 
 @pytest.mark.gpu
@@ -332,8 +341,9 @@ def test_splits_fill_the_machine_and_bound_the_longest_walk() -> None:
                 assert splits <= latent.MAX_SPLITS
                 assert context / splits <= latent.MAX_TOKENS_PER_SPLIT
                 assert splits == 1 or context / splits > 16, "splits without a tile"
-    assert [latent.choose_splits(batch, 16, 1024, 132) for batch in (1, 8, 64, 256)] == [16, 16, 4, 1]
-    assert latent.choose_splits(8, 128, 1024, 132) == 4
+    assert [latent.choose_splits(batch, 16, 1024, 132) for batch in (1, 8, 64, 256)] == [16, 16, 2, 1]
+    assert [latent.choose_splits(batch, 16, 1024, 132, 32) for batch in (1, 8, 64, 256)] == [16, 16, 4, 1]
+    assert latent.choose_splits(8, 128, 1024, 132) == 2
 
 
 @pytest.mark.parametrize("capacity", [232_448, 166_912, 101_376])
@@ -345,15 +355,24 @@ def test_blocks_fit_into_the_shared_memory_of_every_gpu(dtype: torch.dtype, capa
         assert paged.stages >= 1
         assert entries * (1 << (head_dim - 1).bit_length()) * dtype.itemsize <= capacity
     for width in (latent.padded_width(20, 6), latent.padded_width(256, 32), latent.padded_width(512, 64)):
-        for choose in (latent.decode_block, latent.prefill_block):
-            blocks = choose(width, dtype, capacity)
-            assert (blocks.rows + blocks.stages * blocks.keys) * width * dtype.itemsize <= capacity, blocks
+        blocks = latent.prefill_block(width, dtype, capacity)
+        assert (blocks.rows + blocks.stages * blocks.keys) * width * dtype.itemsize <= capacity, blocks
+        for wgmma, programs in itertools.product((True, False), (1, 133)):
+            blocks = latent.decode_block(width, dtype, capacity, wgmma=wgmma, programs=programs)
+            held = (blocks.rows + max(1, blocks.stages - 1) * blocks.keys) * width * dtype.itemsize
+            assert held <= capacity // (2 if blocks.keys == latent.WIDE and programs > 1 else 1), blocks
     blocks = latent.expanded_block(192, 128, dtype, capacity)
     assert (blocks.rows * 192 + blocks.stages * blocks.keys * 320) * dtype.itemsize <= capacity
 
 
 def test_the_sizes_of_blocks() -> None:
-    assert latent.decode_block(576, torch.bfloat16) == BlockSizes(latent.HEADS, 32, 4, 3)
+    assert latent.decode_block(576, torch.bfloat16) == BlockSizes(latent.HEADS, 64, 4, 3)
+    assert latent.decode_block(576, torch.bfloat16, programs=133) == BlockSizes(latent.HEADS, 64, 4, 2)
+    assert latent.decode_block(576, torch.bfloat16, wgmma=False) == BlockSizes(latent.HEADS, 32, 4, 3)
+    assert latent.decode_block(576, torch.bfloat16, 166_912) == BlockSizes(latent.HEADS, 32, 4, 2)
+    assert (
+        latent.decode_block(2048, torch.bfloat16).keys == latent.decode_block(576, torch.float32).keys == 16
+    )
     assert latent.prefill_block(576, torch.bfloat16) == BlockSizes(64, 32, 8, 2)
     assert latent.expanded_block(192, 128, torch.bfloat16) == BlockSizes(128, 64, 8, 3)
     with pytest.raises(ValueError, match="heads of 257 elements"):

@@ -10,6 +10,10 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from nanoserve.kernels.device.softmax import add_splits_kernel
+
+MOST_SUMMED = 4096
+"""Partial sums that one program adds up."""
 next_power_of_2 = functools.cache(triton.next_power_of_2)
 """Triton's own takes a microsecond or two, which a layer's launches would pay ten times over."""
 
@@ -76,3 +80,14 @@ class SplitScratch(NamedTuple):
         return cls(
             *(torch.empty(shape, device=device, dtype=torch.float32) for shape in ((sums, width), sums, sums))
         )
+
+
+def add_splits(out: Tensor, scratch: SplitScratch, *, splits: int, pdl: bool) -> None:
+    """Write what the sums of each result's splits make together to `out` [results, width], contiguous."""
+    (results, width), padded = out.shape, next_power_of_2(splits)
+    elements = min(next_power_of_2(width), max(16, MOST_SUMMED // padded))
+    add_splits_kernel[results, triton.cdiv(width, elements)](
+        accs_ptr=scratch.accs, ms_ptr=scratch.ms, ls_ptr=scratch.ls, out_ptr=out, splits=splits,
+        WIDTH=width, ELEMENTS=elements, PADDED_SPLITS=padded, PDL=pdl,
+        num_warps=1 if padded * elements <= 1024 else 4, **launch_options(pdl),
+    )  # fmt: skip

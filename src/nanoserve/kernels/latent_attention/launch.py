@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 from torch import Tensor
 
-from nanoserve.kernels.device.launch import SplitScratch, launch_options, shared_memory
+from nanoserve.kernels.device.launch import SplitScratch, add_splits, has_wgmma, launch_options, shared_memory
 from nanoserve.kernels.latent import LatentCache, padded
 from nanoserve.kernels.latent_attention import tuning
 from nanoserve.kernels.latent_attention.triton import (
-    add_splits,
     attend_to_rows,
     attend_with_tiles,
     head_linear_kernel,
@@ -21,8 +20,6 @@ from nanoserve.kernels.latent_attention.triton_tiles import attend_expanded, gat
 from nanoserve.kernels.tiles import BlockSizes
 
 LOG2_E = math.log2(math.e)
-MOST_SUMMED = 4096
-"""Partial sums that one program adds up at a time."""
 
 
 def latent_decode(
@@ -64,26 +61,21 @@ def latent_decode(
     latent_dim, rope_dim = cache.latent_dim, cache.rope_dim
     if splits > 1 and batch * num_heads * splits > len(scratch.ms):
         raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
-    heads, tokens, warps, stages = blocks or tuning.decode_block(
-        tuning.padded_width(latent_dim, rope_dim), query.dtype, shared_memory(query.device)
-    )
-    attend_to_rows[triton.cdiv(num_heads, heads), batch, splits](
+    groups, entry = triton.cdiv(num_heads, tuning.HEADS), tuning.padded_width(latent_dim, rope_dim)
+    how: dict[str, Any] = {"wgmma": has_wgmma(query.device), "programs": groups * batch if splits == 1 else 1}
+    blocks = blocks or tuning.decode_block(entry, query.dtype, shared_memory(query.device), **how)
+    heads, tokens, warps, stages = blocks
+    attend_to_rows[groups, batch, splits](
         query_ptr=query, entries_ptr=cache.entries, out_ptr=out, accs_ptr=scratch.accs, ms_ptr=scratch.ms,
         ls_ptr=scratch.ls, batch_rows_ptr=batch_rows, lengths_ptr=lengths, tables_ptr=cache.tables,
         table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=scale * LOG2_E,
         NUM_HEADS=num_heads, BLOCK_SIZE=cache.entries.shape[1], LATENT=latent_dim, ROPE=rope_dim,
-        PADDED_LATENT=padded(latent_dim), PADDED_ROPE=padded(rope_dim), HEADS=heads, TOKENS=tokens,
-        STAGES=stages,
-        WIDTH=width, SPLIT=splits > 1, PDL=pdl, num_warps=warps, **launch_options(pdl),
+        CHUNK=min(tuning.CHUNK, padded(latent_dim)), PADDED_ROPE=padded(rope_dim), HEADS=heads, TOKENS=tokens,
+        STAGES=stages, KEYS=0 if tokens >= tuning.WIDE else 1, WIDTH=width, SPLIT=splits > 1,
+        PDL=pdl, num_warps=warps, **launch_options(pdl),
     )  # fmt: skip
     if splits > 1:
-        padded_splits = triton.next_power_of_2(splits)
-        elements = min(padded(latent_dim), max(16, MOST_SUMMED // padded_splits))
-        add_splits[batch * num_heads, triton.cdiv(latent_dim, elements)](
-            accs_ptr=scratch.accs, ms_ptr=scratch.ms, ls_ptr=scratch.ls, out_ptr=out, splits=splits,
-            LATENT=latent_dim, ELEMENTS=elements, PADDED_SPLITS=padded_splits,
-            PDL=pdl, num_warps=4, **launch_options(pdl),
-        )  # fmt: skip
+        add_splits(out.view(-1, latent_dim), scratch, splits=splits, pdl=pdl)
 
 
 def latent_prefill(
@@ -126,7 +118,7 @@ def latent_prefill(
         lengths_ptr=tiles if lengths is None else lengths, tables_ptr=cache.tables,
         table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=scale * LOG2_E,
         NUM_HEADS=num_heads, BLOCK_SIZE=cache.entries.shape[1], LATENT=latent_dim, ROPE=rope_dim,
-        PADDED_LATENT=padded(latent_dim), PADDED_ROPE=padded(rope_dim), PACKED=packed, ROWS=rows,
+        CHUNK=min(tuning.CHUNK, padded(latent_dim)), PADDED_ROPE=padded(rope_dim), PACKED=packed, ROWS=rows,
         TOKENS=tokens, STAGES=stages,
         NEWEST=lengths is not None, WIDTH=width, num_warps=warps,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Latent attention in Triton: tokens that decode, in splits, and tiles of queries in the manner of FlashAttention-2 (Dao 2023).
 
-A tile of entries is loaded once: transposed it is the keys, and its latent half the values. Rows of the score matrix are
-heads, or pairs of a query and a head. The softmax is online (Milakov and Gimelshein 2018). Splits of a decoding row leave
+A tile of entries is loaded once: it is the keys, and its latent half the values. One side of the score matrix is tokens, the
+other heads, or pairs of a query and a head. The softmax is online (Milakov and Gimelshein 2018). Splits of a decoding row leave
 an unnormalised sum, its maximum and its weight (flash-decoding, Dao et al. 2023); another kernel adds them up.
 """
 
@@ -11,58 +11,88 @@ import triton
 import triton.language as tl
 
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
-from nanoserve.kernels.device.softmax import NOTHING, merge, visit
+from nanoserve.kernels.device.softmax import add_values, weigh
 from nanoserve.kernels.device.softmax import begin as begin_softmax
-from nanoserve.kernels.device.tiles import load_part
+from nanoserve.kernels.device.tiles import load_chunks, load_part
 
 
 @triton.jit
-def visit_tokens(
-    state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, begin, end, last_visible,
-    scale, MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, PADDED_LATENT: tl.constexpr,
-    PADDED_ROPE: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Fold the entries at positions [begin, end) into the running softmax; MASKED unless every score row sees all of them.
+def _add_scores(scores, query, entries, KEYS: tl.constexpr):
+    """Scores and the products of queries [columns, ROWS] with entries [TOKENS, columns]; dimension KEYS is the tokens."""
+    if KEYS == 0:
+        scores = tl.dot(entries, query, scores, input_precision="ieee")
+    else:
+        scores = tl.dot(tl.trans(query), tl.trans(entries), scores, input_precision="ieee")
+    return scores
 
-    State: m, l and acc of each score row (see `device.softmax`).
-    Slots behind `last_visible` are not even read: their weight is zero, but zero times NaN is NaN. Table entries are
-    read one visit ahead, or they would share the software pipeline with the entries. The explicit `fma` keeps the
-    arithmetic the same whether a visit is masked or not. Block and place are multiplied apart: Triton 3.6 takes the product
-    of their sum for aligned to 16 elements whatever an entry's size, and would load more at a time than is aligned.
+
+@triton.jit
+def visit_entries(
+    query_ptrs, positions, entries_ptr, table_ptr, block_stride, begin, end, last_visible, scale,
+    BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, CHUNK: tl.constexpr, PADDED_ROPE: tl.constexpr,
+    TOKENS: tl.constexpr, STAGES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """The softmax of each of the queries over the entries at places [begin, end) up to its position: m, l, and acc in pieces (see `device.softmax`).
+
+    Dimension KEYS of scores is the tokens: 0 where there are enough of them to be the rows of asynchronous instructions, which read entries where they
+    lie, once; otherwise 1. Latents come in pieces of CHUNK columns, each with its sums. Behind `last_visible` its entry is read again, and the scores
+    masked: what was never written may be NaN, and zero times NaN is NaN. Table entries are read one visit ahead, or they would share the software
+    pipeline with the entries. Block and place are multiplied apart: Triton 3.6 takes the product of their sum for aligned to 16 elements whatever an
+    entry's size, and would load more at a time than is aligned.
     """
-    m, l, acc = state
-    upcoming = begin + tl.arange(0, TOKENS)
-    upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
+    ROWS: tl.constexpr = query_ptrs.shape[0]
+    CHUNKS: tl.constexpr = (LATENT + CHUNK - 1) // CHUNK
+    columns = tl.arange(0, CHUNK)
+    queries = load_chunks((), query_ptrs[None, :] + columns[:, None], columns[:, None], LATENT, CHUNK, "")
+    rope_query = tl.trans(load_part(query_ptrs + LATENT, None, ROPE, PADDED_ROPE, False))
+    m, l, acc = begin_softmax(ROWS, CHUNK)
+    accs = (acc,) * CHUNKS
+    i = tl.arange(0, TOKENS)
+    upcoming = tl.minimum(begin + i, last_visible)
+    upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE)
     for start in tl.range(begin, end, TOKENS, num_stages=STAGES):
-        places = start + tl.arange(0, TOKENS)
-        slots = upcoming_block.to(tl.int64) * block_stride + places % BLOCK_SIZE * (LATENT + ROPE)
-        upcoming = places + TOKENS
-        upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
-        exists = places <= last_visible
-        latents = load_part(entries_ptr + slots, exists, LATENT, PADDED_LATENT, MASKED)
-        rotated = load_part(entries_ptr + slots + LATENT, exists, ROPE, PADDED_ROPE, MASKED)
-        scores = tl.dot(rope_query, tl.trans(rotated), input_precision="ieee")
-        scores = tl.dot(latent_query, tl.trans(latents), scores, input_precision="ieee")
-        if MASKED:
-            scores = tl.where(places[None, :] <= positions[:, None], scores, float("-inf"))
-        m, l, acc = visit(m, l, acc, scores, latents, scale)
-    return m, l, acc
+        slots = upcoming_block.to(tl.int64) * block_stride + upcoming % BLOCK_SIZE * (LATENT + ROPE)
+        upcoming = tl.minimum(start + TOKENS + i, last_visible)
+        upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE)
+        entry_ptrs = entries_ptr + slots
+        rotated = load_part(entry_ptrs + LATENT, None, ROPE, PADDED_ROPE, False)
+        latents = load_chunks((), entry_ptrs[:, None] + columns[None, :], columns[None, :], LATENT, CHUNK, "")
+        scores = tl.zeros([ROWS, TOKENS] if KEYS == 1 else [TOKENS, ROWS], tl.float32)
+        scores = _add_scores(scores, rope_query, rotated, KEYS)
+        for c in tl.static_range(CHUNKS):
+            scores = _add_scores(scores, queries[c], latents[c], KEYS)
+        seen = tl.expand_dims(start + i, 1 - KEYS) <= tl.expand_dims(positions, KEYS)
+        m, l, p, alpha = weigh(m, l, tl.where(seen, scores, float("-inf")), scale, KEYS)
+        if KEYS == 0:
+            p = tl.trans(p)
+        before, accs = accs, ()
+        for c in tl.static_range(CHUNKS):
+            accs = accs + (add_values(before[c], alpha, p, latents[c]),)  # noqa: RUF005 - Triton's tuples know no star
+    return m, l, accs
+
+
+@triton.jit
+def _store(out_ptr, results, exists, accs, l, LATENT: tl.constexpr):
+    """Store each row's pieces, divided by its l if there is one, as a row of `out_ptr`."""
+    CHUNK: tl.constexpr = accs[0].shape[1]
+    for c in tl.static_range(len(accs)):
+        columns = c * CHUNK + tl.arange(0, CHUNK)
+        piece = accs[c] if l is None else accs[c] / l[:, None]
+        ptrs = out_ptr + results[:, None] * LATENT + columns[None, :]
+        tl.store(ptrs, piece.to(out_ptr.dtype.element_ty), mask=exists[:, None] & (columns < LATENT)[None, :])
 
 
 @triton.jit(do_not_specialize=["table_stride"])
 def attend_to_rows(
     query_ptr, entries_ptr, out_ptr, accs_ptr, ms_ptr, ls_ptr, batch_rows_ptr, lengths_ptr, tables_ptr,
     table_stride, block_stride, scale,
-    NUM_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
-    PADDED_LATENT: tl.constexpr, PADDED_ROPE: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
+    NUM_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, CHUNK: tl.constexpr,
+    PADDED_ROPE: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr, KEYS: tl.constexpr,
     WIDTH: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (g, b, s): softmax(scale q e^T) e[:, :LATENT] of HEADS heads at place b, over split s of its row's entries e.
 
-    WIDTH places have one row, for one token after the other from its newest on.
-
-    Queries [HEADS, PADDED_LATENT] and [HEADS, PADDED_ROPE], entries as [TOKENS, ...] of both. Whole tiles to each
-    split; the last splits may be left with none.
+    WIDTH places have one row, for one token after the other from its newest on. Whole tiles to each split; the last splits may be left with none.
     """
     let_next_start(PDL)
     place = tl.program_id(1)
@@ -72,66 +102,30 @@ def attend_to_rows(
     table_ptr = tables_ptr + row.to(tl.int64) * table_stride
     share = tl.cdiv(tl.cdiv(length, TOKENS), tl.num_programs(2)) * TOKENS
     begin = split * share
-    end = tl.minimum(begin + share, length)
-    full = tl.maximum(end // TOKENS * TOKENS, begin)
     wait_for_last(PDL)
 
     heads = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
     exists = heads < NUM_HEADS
-    query_ptrs = query_ptr + (place.to(tl.int64) * NUM_HEADS + heads) * (LATENT + ROPE)
-    latent_query = load_part(query_ptrs, exists, LATENT, PADDED_LATENT, True)
-    rope_query = load_part(query_ptrs + LATENT, exists, ROPE, PADDED_ROPE, True)
+    results = place.to(tl.int64) * NUM_HEADS + tl.minimum(heads, NUM_HEADS - 1)
     positions = tl.zeros([HEADS], tl.int32) + (length - 1)
-    state = begin_softmax(HEADS, PADDED_LATENT)
-    state = visit_tokens(
-        state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, begin, full, length - 1,
-        scale, False, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, STAGES,
+    m, l, accs = visit_entries(
+        query_ptr + results * (LATENT + ROPE), positions, entries_ptr, table_ptr, block_stride, begin, tl.minimum(begin + share, length), length - 1, scale,
+        BLOCK_SIZE, LATENT, ROPE, CHUNK, PADDED_ROPE, TOKENS, STAGES, KEYS,
     )  # fmt: skip
-    m, l, acc = visit_tokens(
-        state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, full, end, length - 1,
-        scale, True, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, 1,
-    )  # fmt: skip
-
-    elements = tl.arange(0, PADDED_LATENT)
-    results = place.to(tl.int64) * NUM_HEADS + heads
-    mask = exists[:, None] & (elements < LATENT)[None, :]
     if SPLIT:
         results = results * tl.num_programs(2) + split
-        tl.store(accs_ptr + results[:, None] * LATENT + elements[None, :], acc, mask=mask)
         tl.store(ms_ptr + results, m, mask=exists)
         tl.store(ls_ptr + results, l, mask=exists)
+        _store(accs_ptr, results, exists, accs, None, LATENT)
     else:
-        result = (acc / l[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + results[:, None] * LATENT + elements[None, :], result, mask=mask)
-
-
-@triton.jit(do_not_specialize=["splits"])
-def add_splits(
-    accs_ptr, ms_ptr, ls_ptr, out_ptr, splits,
-    LATENT: tl.constexpr, ELEMENTS: tl.constexpr, PADDED_SPLITS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Program (i, g): out [places * heads, LATENT] at i = sum of 2^(m_s - m) acc_s / l, ELEMENTS elements. Splits that had nothing to do left zeros."""
-    let_next_start(PDL)
-    wait_for_last(PDL)
-    result = tl.program_id(0).to(tl.int64)
-    s = tl.arange(0, PADDED_SPLITS)
-    elements = tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
-    ms = tl.load(ms_ptr + result * splits + s, mask=s < splits, other=NOTHING)
-    ls = tl.load(ls_ptr + result * splits + s, mask=s < splits, other=0.0)
-    m, l = merge(ms, ls)
-    mask = (s < splits)[:, None] & (elements < LATENT)[None, :]
-    places = (result * splits + s)[:, None] * LATENT + elements[None, :]
-    acc = tl.sum(tl.load(accs_ptr + places, mask=mask, other=0.0) * tl.exp2(ms - m)[:, None], axis=0)
-    tl.store(
-        out_ptr + result * LATENT + elements, (acc / l).to(out_ptr.dtype.element_ty), mask=elements < LATENT
-    )
+        _store(out_ptr, results, exists, accs, l, LATENT)
 
 
 @triton.jit(do_not_specialize=["tiles_ptr", "lengths_ptr", "table_stride"])
 def attend_with_tiles(
     query_ptr, entries_ptr, out_ptr, tiles_ptr, lengths_ptr, tables_ptr, table_stride, block_stride, scale,
     NUM_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
-    PADDED_LATENT: tl.constexpr, PADDED_ROPE: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr,
+    CHUNK: tl.constexpr, PADDED_ROPE: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr,
     TOKENS: tl.constexpr, STAGES: tl.constexpr, NEWEST: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Program (g, i): softmax(scale q e^T) e[:, :LATENT] of heads [g * PACKED, (g + 1) * PACKED) of tile i; ROWS score rows.
@@ -153,32 +147,17 @@ def attend_with_tiles(
         count = tl.load(tiles_ptr + tile * 4 + 2)
         position = tl.load(tiles_ptr + tile * 4 + 3)
 
-    # Rows past the last query repeat its position, so that they see keys and stay finite; they are never stored.
+    # Rows past the last query repeat it; they are never stored.
     score_rows = tl.arange(0, ROWS)
-    queries = score_rows // PACKED
-    exists = queries < count
-    last = position + count - 1
-    positions = tl.minimum(position + queries, last)
+    exists = score_rows // PACKED < count
+    queries = tl.minimum(score_rows // PACKED, count - 1)
     results = (token.to(tl.int64) + queries) * NUM_HEADS + head + score_rows % PACKED
-    query_ptrs = query_ptr + results * (LATENT + ROPE)
-    latent_query = load_part(query_ptrs, exists, LATENT, PADDED_LATENT, True)
-    rope_query = load_part(query_ptrs + LATENT, exists, ROPE, PADDED_ROPE, True)
-    table_ptr = tables_ptr + row * table_stride
-
-    state = begin_softmax(ROWS, PADDED_LATENT)
-    seen_by_all = (position + 1) // TOKENS * TOKENS
-    state = visit_tokens(
-        state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, 0, seen_by_all, last,
-        scale, False, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, STAGES,
+    last = position + count - 1
+    _, l, accs = visit_entries(
+        query_ptr + results * (LATENT + ROPE), position + queries, entries_ptr, tables_ptr + row * table_stride, block_stride, 0, last + 1, last, scale,
+        BLOCK_SIZE, LATENT, ROPE, CHUNK, PADDED_ROPE, TOKENS, STAGES, 1,
     )  # fmt: skip
-    _, l, acc = visit_tokens(
-        state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, seen_by_all, last + 1, last,
-        scale, True, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, STAGES,
-    )  # fmt: skip
-    elements = tl.arange(0, PADDED_LATENT)
-    mask = exists[:, None] & (elements < LATENT)[None, :]
-    result = (acc / l[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + results[:, None] * LATENT + elements[None, :], result, mask=mask)
+    _store(out_ptr, results, exists, accs, l, LATENT)
 
 
 @triton.jit

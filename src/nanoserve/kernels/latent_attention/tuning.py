@@ -1,7 +1,7 @@
 """How latent attention is cut into programs: splits of decoding rows, and the sizes of one program's work.
 
 An entry is wide (576 elements in DeepSeek's models) and all heads share it, so that a program works on many heads at once
-and holds few tokens. The sizes are derived from the bytes of an entry and the shared memory, not measured.
+and holds few tokens. Sizes follow from the bytes of an entry and the shared memory; those of `WIDE` tokens were measured on an H200.
 """
 
 from __future__ import annotations
@@ -23,10 +23,16 @@ MAX_TOKENS_PER_SPLIT: Final = 16_384
 """A row is split, whatever the batch, before one program walks more tokens than this while others have ended.
 
 Sums of splits are wide here, so that more of them would take gigabytes for many rows."""
-PROGRAMS_PER_SM: Final = 2
-"""Programs that a multiprocessor holds: their tiles fill its shared memory."""
 TILE_BYTES: Final = 40 * 1024
-"""Entries that a program holds at a time."""
+"""Entries that a program holds at a time where the tensor cores read them through registers."""
+WIDE: Final = 64
+"""Tokens that a program walks at a time where they are the rows of asynchronous instructions."""
+CHUNK: Final = 64
+"""Columns of latents in a piece."""
+ALONE: Final = 132
+"""Programs up to which each has a multiprocessor of an H100 or H200 to itself, and room for one tile more."""
+_MARGIN: Final = 10 * 1024
+"""Bytes of shared memory for what goes from warp to warp."""
 
 
 def padded_width(latent_dim: int, rope_dim: int) -> int:
@@ -34,19 +40,31 @@ def padded_width(latent_dim: int, rope_dim: int) -> int:
     return padded(latent_dim) + padded(rope_dim)
 
 
-def decode_block(width: int, dtype: torch.dtype, shared_memory: int = SHARED_MEMORY) -> BlockSizes:
+def decode_block(
+    width: int,
+    dtype: torch.dtype,
+    shared_memory: int = SHARED_MEMORY,
+    *,
+    wgmma: bool = True,
+    programs: int = 1,
+) -> BlockSizes:
     """The sizes for one decoding token per row.
 
     Args:
         width: from `padded_width`.
         dtype: of queries and cache.
         shared_memory: bytes of it that one program may use.
+        wgmma: whether the device has instructions that read both factors from shared memory.
+        programs: how many there are, or 1 if rows are split: few enough then.
     """
     entry = width * dtype.itemsize
+    # n stages take the room of n - 1 tiles.
+    half = shared_memory // 2 - HEADS * entry
+    if wgmma and dtype.itemsize == 2 and half - _MARGIN >= WIDE * entry:
+        room = half - _MARGIN + (shared_memory // 2 if programs <= ALONE else 0)
+        return BlockSizes(HEADS, WIDE, 4, min(3, 1 + room // (WIDE * entry)))
     tokens = 16 if 32 * entry > TILE_BYTES else 32
-    # Two programs share a multiprocessor, and n stages take the room of n - 1 tiles.
-    stages = 1 + (shared_memory // 2 - HEADS * entry) // (tokens * entry)
-    return BlockSizes(HEADS, tokens, 4, max(1, min(3, stages)))
+    return BlockSizes(HEADS, tokens, 4, max(1, min(3, 1 + half // (tokens * entry))))
 
 
 def prefill_block(width: int, dtype: torch.dtype, shared_memory: int = SHARED_MEMORY) -> BlockSizes:
@@ -69,11 +87,11 @@ def queries_per_tile(num_heads: int, rows: int) -> int:
     return rows // packed_heads(num_heads, rows)
 
 
-def choose_splits(batch: int, num_heads: int, max_context: int, num_sms: int, tokens: int = 32) -> int:
+def choose_splits(batch: int, num_heads: int, max_context: int, num_sms: int, tokens: int = WIDE) -> int:
     """The number of splits of each row, a power of two.
 
-    Enough that all multiprocessors have work, and that no program walks more than MAX_TOKENS_PER_SPLIT tokens; no more
-    than leaves each two tiles or more.
+    Enough that all multiprocessors have work, two programs each if these hold small tiles, and that no program walks more than MAX_TOKENS_PER_SPLIT tokens;
+    no more than leaves each 64 tokens or more.
 
     Args:
         batch: places of the batch.
@@ -83,8 +101,8 @@ def choose_splits(batch: int, num_heads: int, max_context: int, num_sms: int, to
         tokens: that a program walks at a time, see `decode_block`.
     """
     programs = batch * triton.cdiv(num_heads, HEADS)
-    filling = max(1, PROGRAMS_PER_SM * num_sms // programs)
-    useful = triton.next_power_of_2(triton.cdiv(max_context, 2 * tokens))
+    filling = max(1, (1 if tokens >= WIDE else 2) * num_sms // programs)
+    useful = triton.next_power_of_2(triton.cdiv(max_context, 64))
     needed = triton.next_power_of_2(triton.cdiv(max_context, MAX_TOKENS_PER_SPLIT))
     return min(MAX_SPLITS, max(needed, min(1 << (filling.bit_length() - 1), useful)))
 

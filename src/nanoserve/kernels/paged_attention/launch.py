@@ -6,10 +6,16 @@ import math
 
 from torch import Tensor
 
-from nanoserve.kernels.device.launch import SplitScratch, launch_options, next_power_of_2, shared_memory
+from nanoserve.kernels.device.launch import (
+    SplitScratch,
+    add_splits,
+    launch_options,
+    next_power_of_2,
+    shared_memory,
+)
 from nanoserve.kernels.heads import HeadTransform
 from nanoserve.kernels.paged import PagedCache
-from nanoserve.kernels.paged_attention.triton import add_splits, attend_to_rows
+from nanoserve.kernels.paged_attention.triton import attend_to_rows
 from nanoserve.kernels.paged_attention.triton_tiles import prefill_attention_kernel
 from nanoserve.kernels.paged_attention.tuning import (
     Tiling,
@@ -95,20 +101,7 @@ def decode_attention(
         EARLY=tiling.early, PDL=pdl, num_warps=tiling.warps, **launch_options(pdl),
     )  # fmt: skip
     if splits > 1:
-        _add_splits(out, scratch, results=tokens * num_heads, head_dim=head_dim, splits=splits, pdl=pdl)
-
-
-def _add_splits(
-    out: Tensor, scratch: SplitScratch, *, results: int, head_dim: int, splits: int, pdl: bool
-) -> None:
-    """Add up the partial sums of `results` (place, head) pairs, one program each."""
-    padded_splits, padded_dim = next_power_of_2(splits), next_power_of_2(head_dim)
-    add_splits[results,](
-        accs_ptr=scratch.accs, ms_ptr=scratch.ms, ls_ptr=scratch.ls, out_ptr=out, splits=splits,
-        D=head_dim, PADDED_D=padded_dim, PADDED_SPLITS=padded_splits,
-        CHUNK=min(padded_splits, 4096 // padded_dim),
-        PDL=pdl, num_warps=1 if padded_splits * padded_dim <= 1024 else 4, **launch_options(pdl),
-    )  # fmt: skip
+        add_splits(out.view(-1, head_dim), scratch, splits=splits, pdl=pdl)
 
 
 def prefill_attention(

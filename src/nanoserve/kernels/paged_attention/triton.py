@@ -13,7 +13,7 @@ import triton.language as tl
 
 from nanoserve.kernels.device.kept import narrowed, scaled, wide_dtype, widened
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
-from nanoserve.kernels.device.softmax import LOG2_E, NOTHING, merge, visit
+from nanoserve.kernels.device.softmax import LOG2_E, NOTHING, visit
 
 
 @triton.jit
@@ -353,31 +353,3 @@ def attend_to_rows(
     else:
         result = (acc / l[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + rows[:, None] * D + d[None, :], result, mask=mask)
-
-
-@triton.jit(do_not_specialize=["splits"])
-def add_splits(
-    accs_ptr, ms_ptr, ls_ptr, out_ptr, splits,
-    D: tl.constexpr, PADDED_D: tl.constexpr, PADDED_SPLITS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Program i: out [places * heads, D] at i = sum of 2^(m_s - m) acc_s / l over the splits s.
-
-    Those that had nothing to do left zeros, so no load waits for another one.
-    """
-    let_next_start(PDL)
-    wait_for_last(PDL)
-    first = tl.program_id(0) * splits
-    s = tl.arange(0, PADDED_SPLITS)
-    d = tl.arange(0, PADDED_D)
-    ms = tl.load(ms_ptr + first + s, mask=s < splits, other=NOTHING)
-    ls = tl.load(ls_ptr + first + s, mask=s < splits, other=0.0)
-    m, l = merge(ms, ls)
-    acc = tl.zeros([PADDED_D], tl.float32)
-    for start in tl.static_range(0, PADDED_SPLITS, CHUNK):
-        s = start + tl.arange(0, CHUNK)
-        mask = (s < splits)[:, None] & (d < D)[None, :]
-        partial = tl.load(accs_ptr + (first + s)[:, None] * D + d[None, :], mask=mask, other=0.0)
-        factor = tl.exp2(tl.load(ms_ptr + first + s, mask=s < splits, other=NOTHING) - m)
-        acc += tl.sum(partial * factor[:, None], axis=0)
-    result = (acc / l).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + tl.program_id(0) * D + d, result, mask=d < D)

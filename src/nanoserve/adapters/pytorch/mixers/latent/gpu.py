@@ -13,7 +13,7 @@ from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.mixers.latent.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.adapters.pytorch.step_inputs import Pages
-from nanoserve.kernels.device.launch import SplitScratch, shared_memory
+from nanoserve.kernels.device.launch import SplitScratch, has_wgmma, shared_memory
 from nanoserve.kernels.latent import LatentCache, padded
 from nanoserve.kernels.latent_attention import launch, tuning
 from nanoserve.kernels.rope_and_cache.launch import write_latents
@@ -69,7 +69,7 @@ class GpuLatents:
         self._spec = spec = next(iter(layers.values()))
         memory = shared_memory(facts.device)
         entry = tuning.padded_width(spec.latent_dim, spec.rope_dim), facts.dtype, memory
-        self._keys = tuning.decode_block(*entry).keys
+        self._keys = tuning.decode_block(*entry, wgmma=has_wgmma(facts.device)).keys
         self.tile = tuning.queries_per_tile(spec.num_heads, tuning.prefill_block(*entry).rows)
         key, value = padded(spec.nope_dim) + padded(spec.rope_dim), padded(spec.value_dim)
         self._expanded = tuning.expanded_block(key, value, facts.dtype, memory)
