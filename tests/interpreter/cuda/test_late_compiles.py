@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import types
+from typing import Any, cast
 
 import attrs
 import pytest
 import torch
 
+from nanoserve.adapters.pytorch.cuda.batches import buckets
 from nanoserve.adapters.pytorch.cuda.building import _Site
+from nanoserve.adapters.pytorch.cuda.graphs import Keys
+from nanoserve.adapters.pytorch.cuda.rehearsal import Rehearsal
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.kernels.experts.launch import list_ways
 from nanoserve.kernels.experts.reference import Experts
 from nanoserve.kernels.experts.tuning import list_tile, sorting
+from nanoserve.kernels.paged_attention.tuning import choose_splits, choose_tile, key_bytes
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import ExpertsSpec
 from tests.tiny_spec import TINY
@@ -73,3 +80,55 @@ def test_few_short_rows_are_rehearsed_with_no_more_chunks_than_there_are_rows() 
     )
     site = _Site(model, sizes, None, deterministic=False, enforce_eager=True)
     assert 1 < max(site.token_counts(invariant=False)) <= 2 * 64
+
+
+MULTIPROCESSORS = (72, 84, 108, 114, 132, 142, 148)
+"""Of GPUs from an A10 to a B200."""
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float8_e4m3fn], ids=["bfloat16", "fp8"])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 5, 6, 7, 8, 10, 32])
+def test_attention_of_every_batch_is_rehearsed(kv_heads: int, head_dim: int, kept: torch.dtype) -> None:
+    """Each tiling is a kernel for rows that are split, and another for those that are not; each number of splits is one that adds them up."""
+    for num_sms, most, longest in itertools.product(MULTIPROCESSORS, (136, 256), (1024, 8192)):
+        missing = late_attention((kv_heads, head_dim, kept), num_sms, most, longest)
+        assert not missing, (num_sms, most, longest, missing)
+
+
+def late_attention(
+    heads: tuple[int, int, torch.dtype], num_sms: int, most: int, longest: int
+) -> dict[object, tuple[int, int]]:
+    """The kernels of rows that decode which rehearsals leave out, with a size of batch and the tokens of its longest row."""
+    kv_heads, head_dim, kept = heads
+    sizes = EngineSizes(
+        max_num_seqs=most,
+        max_num_batched_tokens=most,
+        max_model_len=longest,
+        vocab_size=1,
+        block_size=16,
+        num_blocks=8,
+    )
+
+    def choose(bucket: int, tokens: int) -> int:
+        tile, size = choose_tile(bucket, head_dim, kept).tokens, key_bytes(head_dim, torch.bfloat16)
+        return choose_splits(bucket, kv_heads, tokens, num_sms, tile, size=size)
+
+    def kernels(bucket: int, splits: int) -> set[object]:
+        tiling = choose_tile(bucket, head_dim, kept, splits, kv_heads=kv_heads)
+        return {(tiling, splits > 1), splits}
+
+    keys = Keys(sizes, choose)
+    rehearsal = object.__new__(Rehearsal)
+    rehearsal._arena = cast("Any", types.SimpleNamespace(sizes=sizes))
+    rehearsal._decoding = cast("Any", types.SimpleNamespace(keys=keys))
+    found = {
+        each for size, every in rehearsal._batches() for splits in every for each in kernels(size, splits)
+    }
+    edges = {1, longest} | {2**power + more for power in range(5, 14) for more in (0, 1, 2 ** (power - 1))}
+    met = ((size, tokens) for size in buckets(most) for tokens in edges if tokens <= longest)
+    return {
+        each: (size, tokens)
+        for size, tokens in met
+        for each in kernels(size, keys.splits(size, tokens)) - found
+    }

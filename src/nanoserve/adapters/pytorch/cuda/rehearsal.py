@@ -137,9 +137,18 @@ class Rehearsal:
         common, every_size = self._first_sizes, buckets(self._arena.sizes.max_num_seqs)
         found = {size: self._every_splits(size) for size in every_size}
         seen = set[int]().union(*(found[size] for size in common))
+        split = {size for size in common if max(found[size]) > 1}
         for size in sorted(found, reverse=True):
             if size not in common:
-                found[size] = found[size] - seen or {min(found[size])}
+                new, most = found[size] - seen, max(found[size])
+                # Up to the next common size attention has one tiling, with one kernel for rows that are split and one for others.
+                if (
+                    most > 1
+                    and (end := min((each for each in common if each > size), default=0)) not in split
+                ):
+                    new.add(most)
+                    split.add(end)
+                found[size] = new or {min(found[size])}
                 seen |= found[size]
             yield size, found[size]
 
@@ -210,11 +219,6 @@ class Rehearsal:
 
     def _every_splits(self, bucket: int) -> set[int]:
         """Each number of splits that a batch of this size can meet: every one is another kernel to add them up."""
-        longest, found = self._arena.sizes.max_model_len, set[int]()
-        while longest:
-            found |= {
-                self._decoding.keys.splits(bucket, longest),
-                self._decoding.keys.splits(bucket, longest // 2 + 1),
-            }
-            longest //= 2
-        return found
+        longest, splits = self._arena.sizes.max_model_len, self._decoding.keys.splits
+        halves = [longest >> times for times in range(longest.bit_length())]
+        return {splits(bucket, each) for half in halves for each in (half, half // 2 + 1)}

@@ -51,9 +51,6 @@ class HostLoras:
     def __getitem__(self, digest: bytes) -> LoraWeights:
         return self._weights[digest]
 
-    def __len__(self) -> int:
-        return len(self._weights)
-
     @torch.inference_mode()
     def read(self, folder: str, /) -> LoraFacts:
         ranks = 1 if self.layout.slices is None else self.layout.slices.size

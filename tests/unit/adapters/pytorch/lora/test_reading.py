@@ -149,4 +149,4 @@ def test_numbers_that_do_not_fit_the_models_dtype_are_refused_by_name(
     save_file(tensors, file)
     with pytest.raises(BadValueError, match=f"'{re.escape(name)}' hold a number that is not finite"):
         loras.read(str(tmp_path))
-    assert not len(loras)
+    assert not loras._weights
