@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import attrs
 import pytest
 import torch
@@ -137,6 +140,11 @@ def test_a_product_asks_its_half_weights_for_nothing(monkeypatch: pytest.MonkeyP
     model(inputs(2, torch.float32))
     assert isinstance(model[0], HalfLinear)
     assert not asked
+
+
+def test_who_packs_no_half_weights_finds_torch_as_it_was() -> None:
+    program = "import torch, nanoserve.adapters.pytorch.linear.half; assert '__torch_function__' not in vars(torch.ScriptObject)"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @needs_half

@@ -16,15 +16,14 @@ from nanoserve.adapters.pytorch.linear.plain import Linear, PackedLinear
 PIECE = 1024
 """Rows looked at together, which bounds the copies."""
 
-# torch asks each argument of an operator whether it overrides it. A packed weight denies it by an exception, which takes longer than a small product.
-torch.ScriptObject.__torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[attr-defined]  # noqa: SLF001
-
 
 class HalfLinear(PackedLinear):
     """The packed form of a float32 `Linear` on a CPU, one that `loses_nothing`."""
 
     def __init__(self, linear: Linear) -> None:
         super().__init__(linear)
+        # torch asks each argument whether it overrides an operator; these deny it by an exception, slower than a small product, and have one class for all.
+        torch.ScriptObject.__torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[attr-defined]  # noqa: SLF001
         self.packed = torch.ops.quantized.linear_prepack_fp16(linear.weight.data, linear.bias)
         self.multiply = torch.ops.quantized.linear_dynamic_fp16.default._op  # noqa: SLF001 - without a look for fake weights
 
