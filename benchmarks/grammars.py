@@ -60,7 +60,7 @@ SCHEMAS = [json.dumps({"type": "array", "minItems": 90_000, "items": each}) for 
 def make_tokenizer(size: int) -> Tokenizer:
     """Of bytes, made-up words and some punctuation; the last id ends an answer."""
     draw = random.Random(0)
-    vocab = {each: number for number, each in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    vocab = {each: number for number, each in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     while len(vocab) < size - 1:
         word = "".join(draw.choices(letters, range(26, 0, -1), k=draw.randint(2, 9)))
