@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from nanoserve.kernels.latent_attention import launch
 from nanoserve.kernels.latent_attention.cases import check_head_linear
 from nanoserve.kernels.latent_attention.launch import head_linear
 from nanoserve.kernels.rope_and_cache.cases import check_latents, check_tokens, check_write_latents
@@ -114,7 +115,7 @@ def test_drafted_latents_stand_behind_the_newest_up_to_their_rows_limit(inputs: 
         assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
 
 
-@cases("tokens", [3], also=[1, 16, 17, 64])
+@cases("tokens", [3, 40], also=[1, 16, 17, 64, 65])
 @cases("sizes", ["odd"], also=["deepseek", "many-heads"])
 def test_products_of_heads_equal_the_reference(sizes: str, tokens: int, inputs: Inputs) -> None:
     agree(check_head_linear(inputs, SIZES[sizes], tokens), 2 * TOLERANCE[inputs.dtype])
@@ -123,10 +124,33 @@ def test_products_of_heads_equal_the_reference(sizes: str, tokens: int, inputs: 
 def test_a_token_has_the_same_bits_in_any_company(inputs: Inputs) -> None:
     x, weight = inputs.normal(37, 3, 150), inputs.normal(3, 150, 40)
     together, alone = inputs.poisoned(37, 3, 40), inputs.poisoned(37, 3, 40)
-    head_linear(x, weight, together)
+    head_linear(x, weight, together, invariant=True)
     for token in (0, 15, 16, 36):
-        head_linear(x[token : token + 1], weight, alone[token : token + 1])
+        head_linear(x[token : token + 1], weight, alone[token : token + 1], invariant=True)
         assert torch.equal(together[token], alone[token])
+
+
+@pytest.mark.parametrize(("tokens", "invariant", "tile"), [(32, False, 16), (33, False, 64), (33, True, 16)])
+def test_crowds_share_a_tile_where_bits_may_depend_on_it(
+    tokens: int, invariant: bool, tile: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[int] = []
+    kernel = vars(launch)["head_linear_kernel"]
+
+    class Recorded:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            def run(**named: Any) -> None:
+                launched.append(named["TOKENS"])
+                kernel[grid](**named)
+
+            return run
+
+    monkeypatch.setattr(launch, "head_linear_kernel", Recorded())
+    inputs = Inputs(device, torch.float16)
+    out = inputs.poisoned(tokens, 3, 40)
+    head_linear(inputs.normal(tokens, 3, 16), inputs.normal(3, 16, 40), out, invariant=invariant)
+    assert launched == [tile]
+    assert out.isfinite().all()
 
 
 def test_no_tokens_are_no_launch(inputs: Inputs) -> None:

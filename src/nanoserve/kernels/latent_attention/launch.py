@@ -211,27 +211,31 @@ _DEPTH = 128
 _WARPS = 4
 
 
-def head_linear(x: Tensor, weight: Tensor, out: Tensor, *, pdl: bool = False) -> None:
+def head_linear(
+    x: Tensor, weight: Tensor, out: Tensor, *, invariant: bool = False, pdl: bool = False
+) -> None:
     """Each head's product out[:, h] = x[:, h] @ weight[h], for few tokens.
-
-    A token's bits depend on its own elements alone, not on how many tokens there are.
 
     Args:
         x: [T, heads, K], last dimension contiguous.
         weight: [heads, K, N], any strides.
         out: [T, heads, N], last dimension contiguous, overwritten.
+        invariant: compute a token's bits from its own elements alone, however many tokens there are.
         pdl: see `nanoserve.kernels.device.pdl`. The weight is read before the wait.
     """
     (num_tokens, heads, depth), width = x.shape, weight.shape[2]
     if not num_tokens:
         return
+    # One tile of 64, part of it empty, reads the weight once where three or four of 16 read it as often; in float32 it would compile for long.
+    is_tall = num_tokens > 2 * _TOKENS and x.element_size() == 2 and not invariant
+    tokens = 4 * _TOKENS if is_tall else _TOKENS
     # Narrower tiles of long columns, so that there are as many programs on the way back to the values.
     columns = min(_COLUMNS, max(16, triton.next_power_of_2(width) // 4))
-    head_linear_kernel[heads, triton.cdiv(width, columns), triton.cdiv(num_tokens, _TOKENS)](
+    head_linear_kernel[heads, triton.cdiv(width, columns), triton.cdiv(num_tokens, tokens)](
         x_ptr=x, weight_ptr=weight, out_ptr=out,
         num_tokens=num_tokens, x_token=x.stride(0), x_head=x.stride(1), weight_head=weight.stride(0),
         weight_k=weight.stride(1), weight_n=weight.stride(2), out_token=out.stride(0), out_head=out.stride(1),
-        K=depth, N=width, TOKENS=_TOKENS, COLUMNS=columns,
+        K=depth, N=width, TOKENS=tokens, COLUMNS=columns,
         DEPTH=min(_DEPTH, max(16, triton.next_power_of_2(depth))),
         PDL=pdl, num_warps=_WARPS, **launch_options(pdl),
     )  # fmt: skip

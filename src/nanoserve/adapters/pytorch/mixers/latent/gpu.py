@@ -212,7 +212,7 @@ class GpuLatents:
 
     def _multiply(self, x: Tensor, weight: Tensor, out: Tensor, step: GpuStep) -> None:
         if step.invariant or len(x) <= MOST_FEW_TOKENS:
-            launch.head_linear(x, weight, out, pdl=step.pdl)
+            launch.head_linear(x, weight, out, invariant=step.invariant, pdl=step.pdl)
         else:
             torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
 
