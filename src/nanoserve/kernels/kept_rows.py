@@ -27,6 +27,8 @@ SPARE = 4
 """Rows get room for an eighth of their tokens more, and for this many blocks; then they are gathered anew."""
 MAX_PADDING = 2
 """The most that rows may read as a multiple of their own tokens; more costs more than gathering them by length."""
+PATIENCE = 4
+"""Steps for which the same rows go on before they are gathered: those of a crowd, or beside chunks of prompts, cost less unkept."""
 WIDTHS = 16
 """Attention is a multiple of so many positions wide: views of what is kept then serve as many steps."""
 
@@ -60,15 +62,6 @@ class _Rows:
         self.width = self.room if is_whole else -(-max(self.contexts) // WIDTHS) * WIDTHS
         self.seen_bias = self.bias[..., : self.width]
 
-    def are_followed_by(self, contexts: Sequence[int], tables: Tensor) -> bool:
-        """True if these are the same rows with one token more."""
-        return (
-            len(contexts) == len(self.contexts)
-            and all(old + 1 == new for old, new in zip(self.contexts, contexts, strict=True))
-            and max(contexts) <= self.room
-            and torch.equal(tables[:, : self.tables.shape[1]], self.tables)
-        )
-
 
 class KeptRows:
     """Keys and values of the newest step's rows in the layers of one cache group."""
@@ -82,22 +75,32 @@ class KeptRows:
     def forget(self) -> None:
         """Drop everything: blocks may have got other contents."""
         self._layers: dict[int, tuple[int, Tensor, Tensor, tuple[Tensor, ...]]] = {}
-        self._step = 0
+        self._step = self._followed = 0
         self._rows: _Rows | None = None
+        self._last: tuple[tuple[int, ...], Tensor] = (), torch.empty(0, 0)
 
     def lay_out(
         self, tables: Tensor, queries: Sequence[int], contexts: Sequence[int], *, most_tokens: int
     ) -> bool:
         """Lay out a step, with the arguments of `plan_attention`; True if its rows are kept.
 
-        They are if each has one query, their lengths are alike, and they take no more than the room of `most_tokens`.
+        They are if each has one query, they are the same as for `PATIENCE` steps, their lengths are alike, and they take no more than the
+        room of `most_tokens`.
         """
         longest, count = max(contexts), len(contexts)
         if max(queries) > 1 or longest * count > MAX_PADDING * sum(contexts) + count * SPARE:
             self.forget()
             return False
-        last = self._rows
-        if last is not None and last.are_followed_by(contexts, tables):
+        last, (before, known) = self._rows, self._last
+        is_next = [each + 1 for each in before] == [*contexts]
+        is_next = is_next and torch.equal(tables[:, : known.shape[1]], known)
+        followed = self._followed + 1 if is_next else 0
+        if followed < PATIENCE:
+            self.forget()
+        self._followed, self._last = followed, (tuple(contexts), tables)
+        if followed < PATIENCE:
+            return False
+        if last is not None and longest <= last.room:
             places = last.places[0], last.places[1] + 1
             last.bias.view(count, -1, last.room).mT.index_put_(places, self._zero)
             self._rows = _Rows(tuple(contexts), tables, last.room, last.bias, places)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nanoserve.kernels import latent_attention as latent
 from nanoserve.kernels import paged_attention as paged
-from nanoserve.kernels.kept_rows import KeptRows
+from nanoserve.kernels.kept_rows import PATIENCE, KeptRows
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.latent_attention import cpu
 from nanoserve.kernels.latent_attention import reference as latent_reference
@@ -215,7 +215,7 @@ def test_rows_that_are_kept_are_read_from_no_block_again(
     contexts: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     """Blocks are NaN but for each step's own tokens; only where rows are laid out anew they are not."""
-    inputs, size, steps = Inputs(torch.device("cpu"), dtype), HEADS.block_size, 40
+    inputs, size, steps = Inputs(torch.device("cpu"), dtype), HEADS.block_size, 44
     cache = paged_cache(inputs, HEADS, [(0, context + steps) for context in contexts])
     pages, gathered = torch.stack((cache.keys, cache.values), dim=1), []
     kept = KeptRows(paged.BlockLayout(HEADS.num_kv_heads, size, 2 * HEADS.num_kv_heads), dtype)
@@ -227,18 +227,39 @@ def test_rows_that_are_kept_are_read_from_no_block_again(
         spoiled = torch.full_like(pages, torch.nan)
         spoiled[place] = pages[place]
         query = inputs.normal(len(now), HEADS.num_heads, HEADS.head_dim)
-        for blocks in (spoiled, pages):
-            assert kept.lay_out(tables, [1] * len(now), now, most_tokens=999)
-            got = kept.attend(0, query, blocks, pages[place], paged.Scoring(**scoring))
-            if not got.isnan().any():
-                break
+        assert kept.lay_out(tables, [1] * len(now), now, most_tokens=999) == (step >= PATIENCE)
+        if step < PATIENCE:
+            continue
+        got = kept.attend(0, query, spoiled, pages[place], paged.Scoring(**scoring))
+        if got.isnan().any():
             gathered.append(step)
-            kept.forget()
+            kept._layers.clear()
+            got = kept.attend(0, query, pages, pages[place], paged.Scoring(**scoring))
         want = by_row(paged_reference.paged_attention, query, cache, [(1, each) for each in now], **scoring)
         torch.testing.assert_close(got.float(), want, rtol=0, atol=TOLERANCE[dtype])
         if step % 10 < 2:  # another layer does not run in all steps
             again = kept.attend(1, query, pages, pages[place], paged.Scoring(**scoring))
             torch.testing.assert_close(again, got)
     assert len(gathered) == 2
-    assert gathered[0] == 0
+    assert gathered[0] == PATIENCE
     assert not kept.lay_out(tables, [1] * len(now), now, most_tokens=9)
+
+
+def test_rows_are_kept_once_they_have_gone_on_for_some_steps() -> None:
+    """Neither beside chunks of prompts nor in a crowd that changes: to gather rows costs more than to read them from blocks a few times."""
+    kept = KeptRows(paged.BlockLayout(1, 16, 2), torch.float32)
+    tables = torch.arange(9).view(3, 3)
+
+    def are_kept(contexts: list[int], queries: list[int] | None = None, rows: int = 3) -> bool:
+        queries = queries or [1] * len(contexts)
+        return kept.lay_out(tables[-rows:], queries, contexts, most_tokens=999)
+
+    found = [are_kept([10 + step, 11 + step, 12 + step]) for step in range(PATIENCE + 3)]
+    assert found == [False] * PATIENCE + [True] * 3
+    assert not are_kept([20, 20, 20], [1, 1, 5])
+    found = [are_kept([20 + step, 21 + step, 22 + step]) for step in range(PATIENCE + 1)]
+    assert found == [False] * PATIENCE + [True]
+    found = [are_kept([30 + step, 31 + step], rows=2) for step in range(PATIENCE + 1)]
+    assert found == [False] * PATIENCE + [True]
+    found = [are_kept([30 + 2 * step, 31 + 2 * step], rows=2) for step in range(3)]
+    assert not any(found)
