@@ -13,6 +13,7 @@ import torch
 
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
+from nanoserve.adapters.pytorch.cuda.graphs import FIRST_GRAPHS
 from nanoserve.adapters.pytorch.garbage import no_garbage_collected
 from nanoserve.adapters.pytorch.models import build_random_model
 from tests.interpreter.gpu.serving import DEVICE
@@ -51,7 +52,8 @@ def test_a_capture_outlives_graphs_that_become_garbage_in_the_middle_of_it(
     model = build_random_model(TINY, dtype=torch.bfloat16, device=DEVICE, seed=1)
     sizes = attrs.evolve(SIZES, max_num_seqs=64, max_num_batched_tokens=64, block_size=16, num_blocks=64)
     runner, _ = build_runner(model, sizes)
-    graves = [Grave() for _ in range(8 * ROUNDS)]
+    captures = len([size for size in FIRST_GRAPHS if size <= sizes.max_num_seqs])
+    graves = [Grave() for _ in range((captures + 2) * ROUNDS)]
     buried, decode = len(graves), ForwardLauncher.decode
 
     def littering(self: ForwardLauncher, *arguments: Any, **named: Any) -> torch.Tensor:
@@ -64,7 +66,7 @@ def test_a_capture_outlives_graphs_that_become_garbage_in_the_middle_of_it(
         for _ in range(ROUNDS):
             runner.rehearsal.prepare()
     torch.cuda.synchronize()
-    assert len(graves) == buried - 6 * ROUNDS
+    assert len(graves) == buried - captures * ROUNDS
 
 
 def test_the_collector_is_held_and_let_go_as_it_was_found() -> None:
