@@ -95,7 +95,7 @@ def run_compiling(folder: pathlib.Path, program: str, *given: str) -> subprocess
     """Run a program with Triton's compiler, whose cache is in the folder, instead of its interpreter."""
     (folder / "program.py").write_text(program)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    environment |= {"TRITON_CACHE_DIR": str(folder / "cache"), "TRITON_STORE_BINARY_ONLY": "0"}
     command = [sys.executable, str(folder / "program.py"), *given]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
