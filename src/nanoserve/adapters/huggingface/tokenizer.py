@@ -19,7 +19,7 @@ MOST_TOKENS: Final = 2**24
 MOST_THREADS: Final = 8
 """The most that encode at once."""
 
-_LONG_TEXT: Final = 1 << 20  # characters; four million tokens keep the lock for 30 ms when they are dropped
+_LONG_TEXT: Final = 1 << 19  # characters; four million tokens keep the lock for 30 ms when they are dropped
 _NAMED_BYTE: Final = re.compile("<0x([0-9A-F]{2})>")
 _SHOWN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _BYTE_SIGNS: Final = {chr(byte): byte for byte in _SHOWN} | {
