@@ -42,16 +42,17 @@ class Routed:
     def stream(self, prompt: str, begun: threading.Event) -> tuple[str, bool]:
         """The text of a long answer, and whether it came to its end; `begun` is set with its first piece."""
         body = {"prompt": prompt, "max_tokens": LONG, "temperature": 0, "ignore_eos": True, "stream": True}
-        text, lines = "", []
+        lines = []
         with self.router.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: "):
                     lines.append(line)
                     begun.set()
-        is_whole = lines[-1:] == ["data: [DONE]"]  # no line at all: it was cut before its first token
-        for line in lines[:-1]:
-            text += json.loads(line[6:])["choices"][0]["text"]
-        return text, is_whole
+        is_ended = lines[-1:] == ["data: [DONE]"]  # no line at all: it was cut before its first token
+        events = [json.loads(line[6:]) for line in lines[:-1]]
+        # The router adds an error to what has broken off, and the last line, too.
+        is_whole = is_ended and not any("error" in each for each in events)
+        return "".join([each["choices"][0]["text"] for each in events if "choices" in each]), is_whole
 
     def metric(self, name: str, number: int) -> float:
         with self.router.client() as client:
