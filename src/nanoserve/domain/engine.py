@@ -101,7 +101,6 @@ class Engine(Generic[TicketT]):
 
     @property
     def has_work(self) -> bool:
-        """True if a turn would compute, collect or report something."""
         table, tiers = self.scheduler.table, self.scheduler.cache.tiers
         if self.scheduler.table.ended or self._pipeline:
             return True
@@ -120,7 +119,6 @@ class Engine(Generic[TicketT]):
         return _LOST if self._weight_store is not None and self._weight_store.is_lost else ""
 
     def add(self, request: Request) -> None:
-        """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
         if request.sampling.stop and not self._has_text:
             raise BadValueError("stop", "stop strings need an engine with a tokenizer")
         self.scheduler.add(request)
@@ -128,12 +126,10 @@ class Engine(Generic[TicketT]):
             self._pipeline.recorder.note_added(self.scheduler.table.requests[request.request_id])
 
     def abort(self, request_id: str) -> None:
-        """End a request at any moment; unknown and finished ones are ignored. The next turn reports the end."""
         for sequence in list(self.scheduler.table.requests.get(request_id, ())):
             self.scheduler.table.finish(sequence, FinishReason.ABORT)
 
     def request_ids(self) -> list[str]:
-        """The requests that have not ended."""
         return list(self.scheduler.table.requests)
 
     def turn(self) -> list[EngineEvent]:
@@ -163,26 +159,19 @@ class Engine(Generic[TicketT]):
         return tiers is not None and not is_late and tiers.hands_over(ended)
 
     def record(self, tokenizer: Tokenizer | None = None, *, began: float | None = None) -> Recorder:
-        """Keep a step log from now on; only one is kept. With `tokenizer` it includes texts.
-
-        Its times count from the clock's reading `began`, or from now.
-        """
         self.stop_recording()
         self._pipeline.recorder = Recorder(self.scheduler, self._clock, tokenizer, began=began)
         return self._pipeline.recorder
 
     def stop_recording(self) -> None:
-        """Stop the step log."""
         self.scheduler.cache.journal = self._pipeline.recorder = None
 
     def state(self, *, count_leaks: bool = False) -> EngineState:
-        """The state now; leaked blocks are those of the last count."""
         if count_leaks:
             self.scheduler.counters.leaked_blocks = leaked_blocks(self.scheduler)
         return engine_state(self.scheduler, self._runner.counts(), at=self._clock.now())
 
     def counts(self) -> EngineCounts:
-        """A few numbers that are cheap to read."""
         counted = self.scheduler.counters
         prompt, generated = counted.computed_prompt_tokens, counted.generated_tokens
         return EngineCounts(
@@ -190,7 +179,6 @@ class Engine(Generic[TicketT]):
         )
 
     def living(self) -> list[Living]:
-        """The progress of each living sequence, in the order of arrival."""
         return [
             Living(each.num_prompt_tokens, each.num_generated_tokens) for each in self.scheduler.table.alive
         ]
@@ -209,12 +197,10 @@ class Engine(Generic[TicketT]):
 
     @property
     def steering(self) -> Steering:
-        """The engine's state under steering."""
         is_paused = self._paused is not None
         return Steering(paused=is_paused, asleep=self._asleep, weights=self._weights, lost=self._lost)
 
     def pause(self, mode: PauseMode) -> None:
-        """Make no more steps except those that `mode` allows; new requests wait, and time out as usual."""
         if mode is PauseMode.ABORT:
             for request_id in self.request_ids():
                 self.abort(request_id)
@@ -222,15 +208,10 @@ class Engine(Generic[TicketT]):
         self.scheduler.table.waiting.is_closed = True
 
     def resume(self) -> None:
-        """Continue after a pause."""
         self._paused = None
         self.scheduler.table.waiting.is_closed = bool(self._asleep)
 
     def sleep(self, level: int) -> None:
-        """Free memory, as the store does; no step is in flight. Sequences lose their rows, and are computed again later.
-
-        Raises `ConflictError` or `BadValueError`, and changes nothing.
-        """
         if self._pipeline or len(self._asleep) == len(PARTS):
             raise ConflictError(
                 "the engine is already asleep, or still computes: wake it up, or pause it first"
@@ -242,13 +223,11 @@ class Engine(Generic[TicketT]):
         self.forget_prefixes(with_directory=False)
 
     def note_awake(self, parts: Sequence[str]) -> None:
-        """The store has restored these parts; steps continue once all are there."""
         self._asleep = tuple([each for each in self._asleep if each not in parts])
         self.scheduler.table.waiting.is_closed = bool(self._asleep) or self._paused is not None
 
     @property
     def weight_store(self) -> WeightStore:
-        """The store that reads new weights. Raises `BadValueError` if there is none."""
         if self._weight_store is None:
             raise BadValueError(
                 "weights", "those of this engine cannot be updated: they did not come from a folder"
@@ -256,11 +235,7 @@ class Engine(Generic[TicketT]):
         return self._weight_store
 
     def write_weights(self, facts: WeightsFacts) -> None:
-        """Compute with the weights that the store has completed. Raises `ConflictError` while requests run that are not paused.
-
-        Blocks of the old weights are not found any more. Sequences with rows keep theirs unshared; after a preemption they are
-        computed again.
-        """
+        """As in the port: blocks of the old weights are not found any more, and sequences with rows keep theirs unshared until a preemption."""
         is_open = self._paused is None and not self._asleep and not self._lost
         if self._pipeline or (is_open and self.scheduler.table.requests):
             raise ConflictError("requests are running: pause the engine before you change its weights")
@@ -284,7 +259,6 @@ class Engine(Generic[TicketT]):
             each.block_hashes = []
 
     def start_counting(self) -> None:
-        """Reset counters and the prefix cache, as after a warm-up; no request may be alive."""
         assert not self.scheduler.table.requests
         self.forget_prefixes(with_directory=False)
         leaked = self.scheduler.counters.leaked_blocks
@@ -294,18 +268,15 @@ class Engine(Generic[TicketT]):
         self.scheduler.cache.statistics = PrefixStatistics()
 
     def read_lora(self, folder: str) -> LoraFacts:
-        """Read an adapter, in any thread; it has no name yet. Raises `BadValueError`."""
         if self._lora_store is None:
             raise BadValueError("lora", "there are no slots for adapters; set max_loras")
         return self._lora_store.read(folder)
 
     def name_lora(self, name: str, facts: LoraFacts) -> None:
-        """Give an adapter that was read a name; earlier requests keep the adapter that had the name before."""
         self.scheduler.table.loras.name(name, facts)
         self._drop_loras()
 
     def forget_lora(self, name: str) -> None:
-        """Remove an adapter's name; new requests cannot use it. Raises `UnknownModelError`."""
         self.scheduler.table.loras.forget(name)
         self._drop_loras()
 

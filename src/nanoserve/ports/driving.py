@@ -66,13 +66,13 @@ class EngineHandle(Protocol):
         """The engine's state under steering: paused, asleep, or without its weights."""
 
     def pause(self, mode: PauseMode) -> None:
-        """Make no more steps except those that `mode` allows; new requests wait."""
+        """Make no more steps except those that `mode` allows; new requests wait, and time out as usual."""
 
     def resume(self) -> None:
         """Continue after a pause."""
 
     def sleep(self, level: int) -> None:
-        """Free memory, as the store does, with no step in flight; rows are lost. Raises `ConflictError` or `BadValueError`."""
+        """Free memory, as the store does, with no step in flight; rows are lost. Raises `ConflictError` or `BadValueError`, and changes nothing then."""
 
     def note_awake(self, parts: Sequence[str]) -> None:
         """The store has restored these parts; steps continue once all are there."""

@@ -60,10 +60,7 @@ class HFReferenceModel:
 
     @torch.inference_mode()
     def activations(self, token_ids: Sequence[int], /) -> Activations:
-        """Forward one prompt and return what every layer made of it.
-
-        Hooks take each layer's own output, because the last of transformers' `hidden_states` has been normed.
-        """
+        # Each layer's own output, because the last of transformers' `hidden_states` has been normed.
         seen: dict[int, list[list[float]]] = {}
         decoder = self._model.get_decoder()
         hooks = [
@@ -80,7 +77,6 @@ class HFReferenceModel:
 
     @torch.inference_mode()
     def greedy(self, token_ids: Sequence[int], /, *, max_tokens: int) -> list[int]:
-        """The next `max_tokens` ids by argmax, end-of-sequence ignored."""
         inputs = torch.tensor([list(token_ids)])
         cache = None
         chosen: list[int] = []

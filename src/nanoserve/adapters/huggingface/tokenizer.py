@@ -69,7 +69,6 @@ class HFTokenizer:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's own end-of-sequence id, where it declares one."""
         eos = self._backend.token_to_id(self.named_tokens.get("eos_token", ""))
         return () if eos is None else (eos,)
 
@@ -134,7 +133,6 @@ class HFTokenizer:
         at_most: int | None = None,
         check: Check = None,
     ) -> tuple[list[int], int]:
-        """See `ports.Tokenizer`. The longer text of a pair is cut first."""
         check_unicode(text + (other or ""))
         texts = [text] if other is None else [text, other]
         with self._turns:

@@ -116,13 +116,11 @@ class FileDirectory:
         return path in self._files or (self._looks and self._look_for(path))
 
     def read(self, name: BlockHash, slot: int, /) -> None:
-        """As in the port."""
         wanted = _Read(name, slot, self._generation, time.monotonic())
         self._asked.append(wanted)
         self._reads.put(lambda: self._read(wanted))
 
     def write(self, name: BlockHash, slot: int, /) -> bool:
-        """As in the port."""
         if not self.room:
             self._refused += 1
             return False
@@ -132,7 +130,6 @@ class FileDirectory:
         return True
 
     def finished(self) -> list[DirectoryWork]:
-        """As in the port."""
         while self._asked and self._asked[0].is_settled:
             self._asked.popleft()
         if self._asked and time.monotonic() > self._asked[0].asked + self._patience:
@@ -177,7 +174,6 @@ class FileDirectory:
         )
 
     def rest(self) -> None:
-        """As in the port."""
         with contextlib.suppress(queue.Empty):
             self._ready.append(self._done.get(timeout=_MOMENT))
 

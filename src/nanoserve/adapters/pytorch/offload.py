@@ -65,7 +65,6 @@ class HostSlots:
         return self._locked[number][place] if number < len(self._locked) else self._plain[slot]
 
     def view(self, slot: int, /) -> memoryview:
-        """As in the port."""
         array: Any = self.content(slot).numpy()
         return memoryview(array)
 

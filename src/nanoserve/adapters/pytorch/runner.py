@@ -285,7 +285,6 @@ class TorchRunner:
             self._sample(ticket, logits, masks)
 
     def collect(self, ticket: TorchTicket, /) -> StepResult:
-        """Bring a step's outcome to the host."""
         numbers = [] if ticket.drawn_logits is None else ticket.drawn_logits.tolist()
         bad = [row for row, number in zip(ticket.rows, numbers, strict=False) if not math.isfinite(number)]
         broken = tuple(dict.fromkeys(bad))
@@ -310,7 +309,6 @@ class TorchRunner:
         return add_pooled(result, ticket.pooled) if ticket.pooled else result
 
     def counts(self) -> RunnerCounts:
-        """The tokens of experts."""
         return RunnerCounts(**self._expert_loads.read())
 
     def _apply(self, plan: StepPlan) -> None:

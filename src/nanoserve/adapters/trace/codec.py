@@ -131,7 +131,6 @@ class JsonTraceFormat:
         self._header = msgspec.json.Decoder(TraceHeader)
 
     def encode_header(self, header: TraceHeader, /) -> bytes:
-        """As in the port."""
         return self._encode(header)
 
     def decode_header(self, line: bytes, /) -> TraceHeader:
@@ -145,11 +144,9 @@ class JsonTraceFormat:
             raise TraceError(f"this is not the header of a step log: {error}") from error
 
     def encode(self, record: TraceRecord, /) -> bytes:
-        """As in the port."""
         return self._encode(KINDS[type(record)].entries(record))
 
     def decode(self, line: bytes, /) -> TraceRecord:
-        """As in the port."""
         try:
             twin = self._records.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -61,7 +61,6 @@ class Recorder:
         return read_snapshot(self._scheduler, at=self._now())
 
     def take(self) -> list[trace.Turn]:
-        """The turns since the last call."""
         turns, self._turns = self._turns, []
         return turns
 

@@ -92,12 +92,10 @@ class KeptEngine(Generic[KeeperT]):
 
     @property
     def restarts(self) -> int:
-        """How often it had to be started again."""
         return self.keeper.restarts
 
     @property
     def steering(self) -> Steering:
-        """See `Orders`."""
         return self.orders.steering
 
     @property

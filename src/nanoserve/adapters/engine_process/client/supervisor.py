@@ -166,7 +166,6 @@ class Supervisor:
 
     @property
     def restarts(self) -> int:
-        """How often it had to be started again."""
         return self._restarts.total
 
     async def start(self, engine: KeptEngine[Any], /) -> None:

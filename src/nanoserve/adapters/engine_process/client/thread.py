@@ -33,11 +33,9 @@ class EngineThread:
 
     @property
     def restarts(self) -> int:
-        """Always 0."""
         return 0
 
     async def start(self, engine: KeptEngine[Any], /) -> None:
-        """Start the thread."""
         self._engine = engine
         ours, theirs = socket.socketpair()
         await self._line.open(ours)

@@ -39,7 +39,6 @@ class SocketLink:
 
     @property
     def unread(self) -> int:
-        """Bytes that the socket has not taken."""
         return len(self._unsent)
 
     def receive(self, timeout: float | None) -> Sequence[Command]:
@@ -52,7 +51,6 @@ class SocketLink:
         return self._commands(self._read())
 
     def send(self, report: Report) -> None:
-        """Hand a report over without waiting for its reader."""
         frame = codec.encode_report(report)
         if self._unsent:
             self._unsent += frame

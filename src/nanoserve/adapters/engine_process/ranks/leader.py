@@ -289,11 +289,9 @@ class LeadingRunner(Generic[TicketT]):
         return ticket
 
     def mask_block(self, count: int, /) -> MaskBlock:
-        """As in `LateDrawing`, of this rank."""
         return self._drawer.mask_block(count)
 
     def draw(self, ticket: TicketT, masks: Masks, /) -> None:
-        """As in `LateDrawing`, on all ranks."""
         self._ranks.send(
             plans.Draw({row: bytearray(mask) for row, mask in masks.items()}, dict(masks.counts))
         )

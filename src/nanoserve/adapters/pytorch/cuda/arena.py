@@ -169,7 +169,6 @@ class HeadArena:
         }
 
     def write(self, section: str, values: Sequence[int], /) -> None:
-        """See `StepArena`."""
         self._arena.write(self.PREFIX + section, values)
 
 

@@ -76,7 +76,6 @@ class Experts(Part):
         ops.experts(self.norm, self.mixture())
 
     def products(self) -> tuple[Product, ...]:
-        """The router's."""
         return (Product("router", self.router, self.norm),)
 
     def mixture(self) -> Mixture:

@@ -63,6 +63,5 @@ class SwiGLU(MLP):
         return rows(self.up, {"gate_proj": self.size, "up_proj": self.size})
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """By their names there."""
         down = prefixed("down_proj", self.down.checkpoint_tensors())
         return self.norm_tensors() | prefixed("mlp", self.projection_tensors() | down)

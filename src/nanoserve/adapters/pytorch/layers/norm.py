@@ -45,7 +45,6 @@ class RMSNorm(Stored):
         return rms_norm(x, self.weight, self.eps)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Its weight."""
         return {"weight": self.weight}
 
     def fill_plainly(self) -> None:
@@ -72,7 +71,6 @@ class LayerNorm(Stored):
         return layer_norm(x, self.weight, self.bias, self.eps)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Its weight, and its bias if it has one."""
         return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
 
     def fill_plainly(self) -> None:

@@ -38,7 +38,6 @@ class PooledDense(Stored):
         return made if self.norm is None else self.norm(made)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """By the names of its spec."""
         tensors: dict[str, Tensor] = {"weight": self.weight}
         if self.bias is not None:
             tensors["bias"] = self.bias

@@ -47,7 +47,6 @@ class Embedding(Stored):
         return vectors if self.scale is None else vectors * self.scale
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """The tensors a checkpoint fills, by their names there."""
         return {"weight": self.weight}
 
 

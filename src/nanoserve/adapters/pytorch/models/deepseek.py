@@ -28,5 +28,4 @@ class Glm4Moe(DeepSeek):
     """DeepSeek's feeds behind the attention of Llama, which turns a part of each head and may norm q and k."""
 
     def make_layer(self, layer: int) -> tuple[Part, ...]:
-        """Attention over the tokens so far, then the feed."""
         return Attention(self.spec, layer), make_feed(self.spec, layer)

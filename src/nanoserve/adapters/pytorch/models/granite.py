@@ -17,13 +17,11 @@ class StackedExperts(Experts):
     """Experts that checkpoints hold as one stack, in this engine's order, under Granite's names."""
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """The two stacks and the router."""
         tensors = prefixed("router.layer", self.router.checkpoint_tensors())
         tensors |= {"input_linear.weight": self.gate_up, "output_linear.weight": self.down}
         return self.norm_tensors() | prefixed("block_sparse_moe", tensors)
 
     def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:
-        """As transformers holds them."""
         block = "block_sparse_moe"
         return {
             f"{block}.experts.gate_up_proj": (self.gate_up, [f"{block}.input_linear.weight"]),

@@ -77,7 +77,6 @@ class MtpHead(nn.Module):
     def forward(
         self, token_ids: Tensor, hidden: Tensor, inputs: StepInputs, kv: KVStore, model: DecoderModel
     ) -> Tensor:
-        """See `EagleHead`."""
         entering = torch.cat((self.input_norm(self.embedding(token_ids)), self.hidden_norm(hidden)), dim=1)
         ops = TorchLinearOps(self.join(entering))
         self.run(ops, model.prepare(inputs, kv))

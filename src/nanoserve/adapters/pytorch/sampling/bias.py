@@ -24,11 +24,9 @@ class LogitBias(SamplerPart[tuple[tuple[int, float], ...], BiasedTokens]):
     settings = ("logit_bias",)
 
     def admit(self, admitted: AdmittedRow) -> None:
-        """Remember the row's bias."""
         self.asked[admitted.row] = admitted.sampling.logit_bias
 
     def select(self, rows: tuple[int, ...]) -> BiasedTokens:
-        """The biased logits of a step with these rows."""
         found = [(place, *each) for place in self.places(rows) for each in self.asked[rows[place]]]
         places, tokens, biases = zip(*found, strict=True)
         return BiasedTokens(self.integers(places), self.integers(tokens), self.floats(biases))

@@ -82,13 +82,11 @@ class ScoredRows(SamplerPart[tuple[int, DeviceSettings], ScoredPlaces]):
         self._vocab_size = vocab_size
 
     def admit(self, admitted: AdmittedRow) -> None:
-        """Remember a row that wants some."""
         assert admitted.sampling.logprobs is not None
         settings = device_settings(admitted.sampling, self._vocab_size)
         self.asked[admitted.row] = (admitted.sampling.logprobs, settings)
 
     def select(self, rows: tuple[int, ...]) -> ScoredPlaces:
-        """The rows of a step that want some."""
         places = self.places(rows)
         chosen = tuple(rows[place] for place in places)
         top, settings = zip(*(self.asked[row] for row in chosen), strict=True)

@@ -61,12 +61,10 @@ class BadWords(SamplerPart[list[tuple[int, ...]], Patterns]):
             self._tails[admitted.row] = self.integers(tail[-width:])
 
     def release(self, row: int) -> None:
-        """Forget a row."""
         super().release(row)
         del self._tails[row]
 
     def select(self, rows: tuple[int, ...]) -> Patterns:
-        """The patterns of a step with these rows."""
         chosen = [(place, rows[place]) for place in self.places(rows)]
         width = max(len(self._tails[row]) for _, row in chosen)
         found = [
@@ -161,7 +159,6 @@ class Exclusions(SamplerPart[RowSampling, ExcludedTokens]):
         self._out = torch.full((), -torch.inf, device=device)  # a number would be copied there at every use
 
     def admit(self, admitted: AdmittedRow) -> None:
-        """Remember what the row excludes, if anything."""
         sampling, row = admitted.sampling, admitted.row
         missing = sampling.min_tokens - (len(admitted.token_ids) - admitted.num_prompt_tokens)
         if missing > 0 and sampling.held_back_ids:
@@ -172,14 +169,12 @@ class Exclusions(SamplerPart[RowSampling, ExcludedTokens]):
         self._bad_words.admit(admitted)
 
     def release(self, row: int) -> None:
-        """Forget a row."""
         super().release(row)
         self._missing.pop(row, None)
         if row in self._bad_words.asked:
             self._bad_words.release(row)
 
     def select(self, rows: tuple[int, ...]) -> ExcludedTokens:
-        """The tokens that a step with these rows excludes."""
         chosen = [(place, rows[place], self.asked[rows[place]]) for place in self.places(rows)]
         banned = [(place, token) for place, row, _ in chosen for token in self._certain(row)]
         limited = [place for place, _, each in chosen if each.allowed_token_ids is not None]

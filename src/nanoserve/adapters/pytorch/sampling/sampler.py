@@ -50,7 +50,6 @@ class Draws(SamplerPart[DeviceSettings, DrawingRows]):
         self._positions[admitted.row] = len(admitted.token_ids) - admitted.num_prompt_tokens
 
     def select(self, rows: tuple[int, ...]) -> DrawingRows:
-        """The rows of a step that draw."""
         places = self.places(rows)
         chosen = [self.asked[rows[place]] for place in places]
         return DrawingRows(

@@ -127,11 +127,9 @@ class HostLane:
     """Read into host memory: a file that was cut meanwhile is an error, while a mapping would end the process."""
 
     def buffer(self, num_bytes: int) -> Tensor:
-        """A new buffer."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def send(self, staged: Tensor, destination: Tensor) -> None:
-        """Copy at once."""
         _copy(staged, destination)
 
     def drain(self) -> None:
@@ -191,7 +189,6 @@ class CudaLane:
             self._arrivals[self._turn].record(self._stream)
 
     def drain(self) -> None:
-        """Wait until everything sent has arrived."""
         self._stream.synchronize()
 
 

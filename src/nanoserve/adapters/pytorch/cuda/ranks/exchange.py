@@ -131,7 +131,6 @@ class Exchange(Sums):
         self._shard_parity, self._sends = 0, sends and self._hidden * self._dtype.itemsize % 8 == 0
 
     def part(self, rows: int) -> Tensor:
-        """[rows, hidden], where this rank's part of the next sum belongs."""
         return self._view(self._parts[self._parity], rows, self._hidden)
 
     def join(
@@ -145,7 +144,6 @@ class Exchange(Sums):
     def complete(
         self, stream: Tensor, pending: Pending, norm: RMSNorm | None, out: Tensor, *, pdl: bool = False
     ) -> None:
-        """Add all pending parts, normed if they have a norm, to the stream, and write its norm, if there is one, to `out`."""
         parity, self._parity = self._parity, 1 - self._parity
         branch_norm = pending.norm
         last = norm or branch_norm
@@ -163,11 +161,9 @@ class Exchange(Sums):
         )
 
     def columns(self, logits: Tensor, width: int) -> Tensor:
-        """[B, width], where this rank's columns of logits [B, vocab] belong."""
         return self._view(self._shards[self._shard_parity], len(logits), width)
 
     def gather(self, logits: Tensor, *, pdl: bool = False) -> None:
-        """All columns of the logits side by side."""
         offset = self._shards[self._shard_parity]
         self._shard_parity = 1 - self._shard_parity
         gather_ranks_into(logits, self._peers, offset, share=self._share, pdl=pdl)
