@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.adapters.engine_process import DUMP_SIGNAL
-
+DUMP_SIGNAL: Final = signal.SIGUSR1
+"""Makes the host write the stacks of all its threads to standard error, whatever it is stuck in."""
 _OWNER_ONLY: Final = 0o600
 _PAUSES: Final = (0.1, 0.3)
 """Seconds before another try. The caller waits for them: they are rare, and short."""

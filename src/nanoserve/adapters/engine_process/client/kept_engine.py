@@ -186,8 +186,6 @@ class KeptEngine(Generic[KeeperT]):
                 self.orders.take(report)
             case engine_link.Logged():
                 self._tell(report)
-            case _:
-                pass
 
     def welcome(self, send: Callable[[engine_link.Command], None]) -> None:
         """An engine is ready and takes commands: send it the waiting requests."""

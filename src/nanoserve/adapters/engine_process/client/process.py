@@ -14,10 +14,9 @@ from typing import Final
 
 import attrs
 
-from nanoserve.adapters.engine_process import DUMP_SIGNAL
 from nanoserve.adapters.engine_process.client.line import Line
 from nanoserve.adapters.engine_process.client.requests import reported_error
-from nanoserve.adapters.engine_process.launching import Launched, launch
+from nanoserve.adapters.engine_process.launching import DUMP_SIGNAL, Launched, launch
 from nanoserve.adapters.engine_process.wire.codec import address, decode_report, encode_command, framed
 from nanoserve.ports.engine_link import Began, Command, Failed, Prepared, Ready, Report, Start, Turned
 from nanoserve.ports.errors import NanoserveError
@@ -91,11 +90,6 @@ class EngineProcess:
     def pass_on(self, frame: bytes) -> None:
         """Send a command that is a frame already. Ignored once the process is gone."""
         self._line.send(frame)
-
-    def dump_stacks(self) -> None:
-        """Make the process write the stacks of its threads to standard error; a stopped process cannot."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, DUMP_SIGNAL)
 
     async def kill(self) -> str:
         """End the process and all it has started, and wait until its memory is free; returns how it ended.
@@ -213,8 +207,9 @@ class EngineLife:
         return False
 
     async def show_stacks(self) -> None:
-        """Have a stuck one write its stacks to standard error."""
-        self.process.dump_stacks()
+        """Have a stuck one write the stacks of its threads to standard error; a stopped process cannot."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, DUMP_SIGNAL)
         await asyncio.sleep(_DUMP_TIME)
 
     def _take(self, report: Report) -> None:
@@ -232,8 +227,6 @@ class EngineLife:
                     self._watch.note_progress()
                 if state:
                     self._last_step = state.last_step
-            case _:
-                pass
 
 
 async def _first_of(*events: asyncio.Event, seconds: float | None) -> None:

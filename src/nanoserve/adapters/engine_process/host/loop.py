@@ -58,8 +58,8 @@ class EngineLoop:
                 self._obeying.settle()
             if self._engine.has_work:
                 self._turn()
-            else:
-                self._give_sign_of_life()
+            elif (now := time.monotonic()) >= self._next_report:  # a sign of life
+                self._report([], self._state(now, is_idle=True))
             if self._watching.recorder:
                 self._watching.send_due(time.monotonic())
 
@@ -98,15 +98,14 @@ class EngineLoop:
         try:
             self._engine.add(request)
         except NanoserveError as error:
-            self._link.send(engine_link.Refused(request.request_id, type(error).__name__, str(error)))
+            self._refuse(request.request_id, type(error).__name__, str(error))
         except Exception as error:  # noqa: BLE001 - a bug in a check must cost its request alone
             structlog.get_logger().exception("a request could not be checked", request=request.request_id)
             self._engine.abort(request.request_id)
-            self._link.send(
-                engine_link.Refused(
-                    request.request_id, type(error).__name__, "the request could not be checked"
-                )
-            )
+            self._refuse(request.request_id, type(error).__name__, "the request could not be checked")
+
+    def _refuse(self, request_id: str, error: str, message: str) -> None:
+        self._link.send(engine_link.Refused(request_id, error, message))
 
     def _turn(self) -> None:
         try:
@@ -119,11 +118,6 @@ class EngineLoop:
         state = self._state(now, is_idle=is_idle) if is_idle or now >= self._next_report else None
         if events or state:
             self._report(events, state)
-
-    def _give_sign_of_life(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_report:
-            self._report([], self._state(now, is_idle=True))
 
     def _state(self, now: float, *, is_idle: bool) -> EngineState:
         is_due = is_idle or now >= self._next_leak_count
@@ -160,8 +154,6 @@ class EngineLoop:
             except BadValueError as error:
                 self._engine.abort(event.request_id)
                 reason = str(error).removeprefix(f"{error.parameter}: ")
-                self._link.send(
-                    engine_link.Refused(event.request_id, "RequestTooLargeError", f"its answer {reason}")
-                )
+                self._refuse(event.request_id, "RequestTooLargeError", f"its answer {reason}")
         if state is not None:
             self._link.send(engine_link.Turned((), state))

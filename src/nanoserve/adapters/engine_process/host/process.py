@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import select
 import socket
@@ -120,25 +121,18 @@ def run_host(prepare: Callable[[Prepare], None], serve: Callable[[Link, Start], 
     connection.set_inheritable(False)
     link = SocketLink(connection)
     try:
-        return _serve(link, prepare, serve)
-    except LinkClosedError:
-        return 0
-
-
-def _serve(link: SocketLink, prepare: Callable[[Prepare], None], serve: Callable[[Link, Start], None]) -> int:
-    try:
         serve(link, _await_start(link, prepare))
     except LinkClosedError:
-        raise
-    except NanoserveError as error:
-        link.send(Failed(type(error).__name__, str(error)))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must know
-        traceback.print_exc()
-        link.send(Failed(type(error).__name__, f"{type(error).__name__}: {error}"))
-    else:
         return 0
-    link.drain(PATIENCE)
-    return 1
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must know
+        is_ours, name = isinstance(error, NanoserveError), type(error).__name__
+        if not is_ours:
+            traceback.print_exc()
+        with contextlib.suppress(LinkClosedError):
+            link.send(Failed(name, str(error) if is_ours else f"{name}: {error}"))
+            link.drain(PATIENCE)
+        return 1
+    return 0
 
 
 def _await_start(link: SocketLink, prepare: Callable[[Prepare], None]) -> Start:
