@@ -116,10 +116,22 @@ def _qwen3(config: Config) -> tuple[LayerSpec, ...]:
 
 
 def _with_windows(config: Config, mixer: AttentionSpec) -> tuple[LayerSpec, ...]:
-    feed = _dense(config)
-    return tuple(
-        LayerSpec(attrs.evolve(mixer, window=window), feed) for window in _windows_by_layer_type(config)
+    window = config["sliding_window"] if config["use_sliding_window"] else None
+    types = read_layer_types(
+        config,
+        (FULL, SLIDING),
+        lambda layer: FULL if window is None or layer < config["max_window_layers"] else SLIDING,
     )
+    if window is None and SLIDING in types:
+        raise ModelLoadError(
+            "layer_types has sliding_attention layers, but there is no window; set use_sliding_window and sliding_window"
+        )
+    return _by_type(types, mixer, window, _dense(config))
+
+
+def _by_type(types: list[str], mixer: AttentionSpec, window: int | None, feed: Feed) -> tuple[LayerSpec, ...]:
+    sliding = attrs.evolve(mixer, window=window)
+    return tuple(LayerSpec(sliding if each == SLIDING else mixer, feed) for each in types)
 
 
 def _qwen3_moe(config: Config) -> tuple[LayerSpec, ...]:
@@ -209,20 +221,6 @@ def _beside_qwen3_next(config: Config) -> dict[str, Any]:
     return {**_zero_centered(config), "further_layers": 1}
 
 
-def _windows_by_layer_type(config: Config) -> tuple[int | None, ...]:
-    window = config["sliding_window"] if config["use_sliding_window"] else None
-    layer_types = read_layer_types(
-        config,
-        (FULL, SLIDING),
-        lambda layer: FULL if window is None or layer < config["max_window_layers"] else SLIDING,
-    )
-    if window is None and SLIDING in layer_types:
-        raise ModelLoadError(
-            "layer_types has sliding_attention layers, but there is no window; set use_sliding_window and sliding_window"
-        )
-    return tuple(window if layer_type == SLIDING else None for layer_type in layer_types)
-
-
 def _olmo2(config: Config) -> tuple[LayerSpec, ...]:
     mixer = read_attention(config, biased=True, qk_norm="vector")
     return _alike(config, mixer, _dense(config))
@@ -274,9 +272,8 @@ def _gpt_oss(config: Config) -> tuple[LayerSpec, ...]:
     if not config.get("rope_scaling") and config.get("rope_parameters") is None:
         config = {**config, "rope_parameters": YARN}
     full = read_attention(config, biased=True, sinks=True)
-    sliding = attrs.evolve(full, window=config["sliding_window"])
     types = read_layer_types(config, (FULL, SLIDING), lambda layer: FULL if layer % 2 else SLIDING)
-    return tuple(LayerSpec(sliding if each == SLIDING else full, experts) for each in types)
+    return _by_type(types, full, config["sliding_window"], experts)
 
 
 def _exact_norms(config: Config) -> dict[str, Any]:

@@ -14,9 +14,14 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def read_attention(
-    config: Config, *, partial_rope: bool = False, biased: bool = False, **features: Any
+    config: Config,
+    *,
+    layer_type: str | None = None,
+    partial_rope: bool = False,
+    biased: bool = False,
+    **features: Any,
 ) -> AttentionSpec:
-    """The attention of a layer; `features` are what the family has besides. Raises `ModelLoadError` as `read_rope` does.
+    """The attention of a layer; `features` are what the family has besides. `layer_type` and errors as in `read_rope`.
 
     `biased`: `attention_bias` says whether all four products have a bias.
     """
@@ -28,7 +33,7 @@ def read_attention(
         num_heads=heads,
         num_kv_heads=_or(config["num_key_value_heads"], heads),
         head_dim=head_dim,
-        rope=read_rope(config, head_dim, partial=partial_rope),
+        rope=read_rope(config, head_dim, layer_type=layer_type, partial=partial_rope),
         **features,
     )
 

@@ -4,36 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanoserve.adapters.huggingface.attention import FULL, SLIDING, Config, read_layer_types
+from nanoserve.adapters.huggingface.attention import FULL, SLIDING, Config, read_attention, read_layer_types
 from nanoserve.adapters.huggingface.json_files import positive, positive_integer
-from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, LayerSpec
+from nanoserve.ports.layer_spec import DenseSpec, LayerSpec
 from nanoserve.ports.model_spec import NormSpec
 
 
 def gemma2_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Every second layer sees a window, and scores have a soft cap."""
-    rope = read_rope(config, config["head_dim"])
     soft_cap = _soft_cap(config, "attn_logit_softcapping", 50.0)
-    return tuple(
-        _layer(config, layer_type, rope=rope, soft_cap=soft_cap) for layer_type in _layer_types(config, 2)
-    )
+    return tuple(_layer(config, each, soft_cap=soft_cap) for each in _layer_types(config, 2))
 
 
 def gemma3_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Five of six layers see a window and turn with another base; soft caps of scores are written and not used."""
     pattern = positive_integer(config, "sliding_window_pattern", 6)
-    ropes = _by_layer_type(config)
-    return tuple(
-        _layer(
-            config,
-            layer_type,
-            rope=read_rope(ropes, config["head_dim"], layer_type=layer_type),
-            qk_norm="head",
-        )
-        for layer_type in _layer_types(config, pattern)
-    )
+    types, config = _layer_types(config, pattern), _by_layer_type(config)
+    return tuple(_layer(config, each, layer_type=each, qk_norm="head") for each in types)
 
 
 def gemma2_features(config: Config) -> dict[str, Any]:
@@ -55,18 +43,12 @@ def gemma_features(config: Config) -> dict[str, Any]:
     }
 
 
-def _layer(config: Config, layer_type: str, **features: Any) -> LayerSpec:
-    bias = config["attention_bias"]
-    mixer = AttentionSpec(
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config["num_key_value_heads"],
-        head_dim=config["head_dim"],
-        window=config["sliding_window"] if layer_type == SLIDING else None,
-        scale=config["query_pre_attn_scalar"] ** -0.5,
-        qkv_bias=bias,
-        output_bias=bias,
-        **features,
+def _layer(config: Config, kind: str, **features: Any) -> LayerSpec:
+    window, scale = (
+        config["sliding_window"] if kind == SLIDING else None,
+        config["query_pre_attn_scalar"] ** -0.5,
     )
+    mixer = read_attention(config, biased=True, window=window, scale=scale, **features)
     return LayerSpec(mixer, DenseSpec(size=config["intermediate_size"], activation="gelu_tanh"))
 
 

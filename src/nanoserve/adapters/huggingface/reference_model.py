@@ -20,7 +20,6 @@ from nanoserve.ports.errors import ModelLoadError
 GGUF_LINK: Final = "model.gguf"
 GGUF_INDEX: Final = "model.gguf.index.json"
 """The index that a folder of `adapters/gguf` holds instead of weights; its config says more than transformers reads."""
-EMBEDDINGS: Final = -1
 ALIASES: Final = {"kimi_k2": "deepseek_v3"}
 REPLACEMENTS: Final = ("fla", "causal_conv1d")
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, LookupError, AttributeError, ImportError)
@@ -61,19 +60,24 @@ class HFReferenceModel:
     @torch.inference_mode()
     def activations(self, token_ids: Sequence[int], /) -> Activations:
         # Each layer's own output, because the last of transformers' `hidden_states` has been normed.
-        seen: dict[int, list[list[float]]] = {}
-        decoder = self._model.get_decoder()
-        hooks = [
-            layer.register_forward_hook(_keep(seen, place)) for place, layer in enumerate(decoder.layers)
-        ]
-        hooks.append(decoder.layers[0].register_forward_pre_hook(_keep_input(seen), with_kwargs=True))
+        layers = self._model.get_decoder().layers
+        seen: list[list[list[float]]] = []  # in the order of the calls
+
+        def keep_input(_layer: Any, inputs: Any, keywords: Any) -> None:
+            seen.append((inputs[0] if inputs else keywords["hidden_states"])[0].float().tolist())
+
+        def keep(_layer: Any, _inputs: Any, output: Any) -> None:
+            seen.append((output[0] if isinstance(output, tuple) else output)[0].float().tolist())
+
+        hooks = [layer.register_forward_hook(keep) for layer in layers]
+        hooks.append(layers[0].register_forward_pre_hook(keep_input, with_kwargs=True))
         try:
             logits = self._model(torch.tensor([list(token_ids)]), use_cache=False).logits
         finally:
             for hook in hooks:
                 hook.remove()
-        layers = [seen[place] for place in range(len(decoder.layers))]
-        return Activations(embeddings=seen[EMBEDDINGS], layers=layers, logits=logits[0].float().tolist())
+        # Embeddings as the first layer gets them: multiplied by the family's factor.
+        return Activations(embeddings=seen[0], layers=seen[1:], logits=logits[0].float().tolist())
 
     @torch.inference_mode()
     def greedy(self, token_ids: Sequence[int], /, *, max_tokens: int) -> list[int]:
@@ -106,21 +110,3 @@ def _check_formulas(folder: str, config: Any) -> None:
                 f"{folder}: with the package {name} transformers computes linear attention by its kernels and not by its own "
                 "formulas; compare in an environment without it"
             )
-
-
-def _keep_input(seen: dict[int, list[list[float]]]) -> Any:
-    """The input of the first layer: embeddings, multiplied by the family's factor."""
-
-    def hook(_module: torch.nn.Module, inputs: Any, keywords: Any) -> None:
-        hidden = inputs[0] if inputs else keywords["hidden_states"]
-        seen[EMBEDDINGS] = hidden[0].float().tolist()
-
-    return hook
-
-
-def _keep(seen: dict[int, list[list[float]]], place: int) -> Any:
-    def hook(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        seen[place] = hidden[0].float().tolist()
-
-    return hook

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import mmap
 import os
 import sys
@@ -33,16 +34,12 @@ class SharedTable:
         self.descriptor = descriptor
         self.lock = FileLock(descriptor)
         self.rows = rows
-        self._first: dict[str, int] = {}
         self._places = {
             group: {name: at for at, name in enumerate(names)} for group, names in columns.items()
         }
-        width = 0
-        for group, names in columns.items():
-            self._first[group] = width
-            width += len(names)
-        self._width = width
-        size = max(width * rows, 1) * _CELL
+        *firsts, self._width = itertools.accumulate(map(len, columns.values()), initial=0)
+        self._first = dict(zip(columns, firsts, strict=True))
+        size = max(self._width * rows, 1) * _CELL
         if os.fstat(descriptor).st_size < size:
             os.ftruncate(descriptor, size)
         memory = memoryview(mmap.mmap(descriptor, size))

@@ -39,12 +39,6 @@ class _Stored(msgspec.Struct):
     token_ids: tuple[int, ...]
 
 
-class _Removed(msgspec.Struct):
-    """The fields of a `BlockRemoved` that are read."""
-
-    block_hashes: tuple[BlockHash, ...]
-
-
 def decode_batch(batch: bytes) -> list[KVEvent]:
     """The events that count; those of a kind that is not known are left out.
 
@@ -70,7 +64,7 @@ def _events(events: Iterator[Mapping[str, Any]]) -> Iterator[KVEvent]:
         if event["type"] == "AllBlocksCleared":
             yield AllBlocksCleared()
         elif event["type"] == "BlockRemoved":
-            yield BlockRemoved(group, msgspec.convert(event, _Removed).block_hashes, tier)
+            yield BlockRemoved(group, msgspec.convert(event["block_hashes"], tuple[BlockHash, ...]), tier)
         elif event["type"] == "BlockStored" and _is_plain(event):
             stored = msgspec.convert(event, _Stored)
             names = stored.parent_block_hash, stored.block_hashes
@@ -129,19 +123,14 @@ class KVEventSubscriber:
                 ready = dict(await poller.poll())
                 if monitor in ready:
                     message = await recv_monitor_message(monitor)
-                    await self._note_connection(
-                        context, is_made=message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-                    )
+                    self._forget()
+                    if message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                        await self._replay(context, 0)
                 else:
                     _, number, batch = await events.recv_multipart()
                     await self._take(context, int.from_bytes(number), batch)
         finally:
             context.destroy(linger=0)
-
-    async def _note_connection(self, context: zmq.asyncio.Context, *, is_made: bool) -> None:
-        self._forget()
-        if is_made:
-            await self._replay(context, 0)
 
     def _forget(self) -> None:
         self._on_events([AllBlocksCleared()])
