@@ -135,12 +135,9 @@ def host_pages(wanted: Wanted) -> list[Tensor]:
         memory.madvise(mmap.MADV_HUGEPAGE)
 
     def tensor(start: int, size: int) -> Tensor:
-        as_bytes = torch.uint8
-        return (
-            torch.frombuffer(memory, dtype=as_bytes, count=size, offset=start)
-            if size
-            else torch.empty(0, dtype=as_bytes)
-        )
+        if not size:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start)
 
     places = zip(wanted, starts, sizes, strict=False)
     return [tensor(start, size).view(dtype).view(tuple(shape)) for (shape, dtype), start, size in places]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Storable, prefixed, rows
-from nanoserve.adapters.pytorch.layers.feeds import SwiGLU
-from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
+from nanoserve.adapters.pytorch.layers.feeds import USUAL, SwiGLU
+from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.layers.part import LinearOps, Part
 from nanoserve.adapters.pytorch.layers.product import Mixture, Product
 from nanoserve.adapters.pytorch.linear import Linear
@@ -36,13 +36,8 @@ class Experts(Part):
     the sum of the SwiGLUs of parts of its rows.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: int,
-        norms: Norms = Norms("post_attention_layernorm"),  # noqa: B008
-    ) -> None:
-        super().__init__(spec, norms)
+    def __init__(self, spec: ModelSpec, layer: int) -> None:
+        super().__init__(spec, USUAL)
         feed, hidden = spec.layers[layer].feed, spec.hidden_size
         assert isinstance(feed, ExpertsSpec)
         self.spec = feed
@@ -51,10 +46,8 @@ class Experts(Part):
         count = len(self.held) + self.routing.shared
         self.router = Linear(hidden, feed.count + feed.shared_gate, bias=feed.router.bias)
         self.correction = _parameter(feed.count, dtype=torch.float32) if feed.router.correction else None
-        self.gate_up, self.down = (
-            _parameter(count, 2 * feed.size, hidden),
-            _parameter(count, hidden, feed.size),
-        )
+        self.gate_up = _parameter(count, 2 * feed.size, hidden)
+        self.down = _parameter(count, hidden, feed.size)
         self.gate_up_scales: nn.Parameter | None = None
         self.down_scales: nn.Parameter | None = None
         self.gate_up_form: Form | None = None

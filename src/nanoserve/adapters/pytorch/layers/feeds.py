@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
@@ -12,12 +14,15 @@ from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.ports.layer_spec import DenseSpec
 from nanoserve.ports.model_spec import ModelSpec
 
+USUAL: Final = Norms("post_attention_layernorm")
+"""The norms of a feed of Llama and its relatives."""
+
 
 class MLP(Part):
     """down(activation(up(x))), or down(activation(gate(x)) * up(x)) (Shazeer 2020) with the gate's rows first in one matrix; `names` are theirs in a checkpoint."""
 
     def __init__(
-        self, spec: ModelSpec, layer: int, norms: Norms, names: tuple[str, str] = ("up", "down")
+        self, spec: ModelSpec, layer: int, norms: Norms = USUAL, names: tuple[str, str] = ("up", "down")
     ) -> None:
         super().__init__(spec, norms)
         feed = spec.layers[layer].feed
@@ -49,14 +54,6 @@ class MLP(Part):
 
 class SwiGLU(MLP):
     """The feed of Llama and its relatives, whose checkpoints hold gate and up apart."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layer: int,
-        norms: Norms = Norms("post_attention_layernorm"),  # noqa: B008
-    ) -> None:
-        super().__init__(spec, layer, norms)
 
     def projection_tensors(self) -> dict[str, Tensor]:
         """Gate and up, by their names there."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
@@ -50,6 +53,19 @@ class Linear(nn.Module):
 def in_form(form: Form | None, numbers: Tensor, scales: Tensor | None) -> Tensor | StoredWeight:
     """A weight as kernels take it; without scales it is plain."""
     return numbers if form is None or scales is None else StoredWeight(form, numbers, scales)
+
+
+ROWS: Final = 16
+"""More make prompts faster and single rows slower: a weight is read once per call, and a call computes all its rows."""
+
+
+def in_fixed_rows(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """product(x), of any rows [T, in_features], by calls with `ROWS` rows, filled up with zeros: the same bits for a row in any company.
+
+    Libraries choose their kernels, and with them the order of each sum, by the shape of a product.
+    """
+    padded = F.pad(x, (0, 0, 0, -len(x) % ROWS))
+    return torch.cat([product(piece) for piece in torch.split(padded, ROWS)])[: len(x)]
 
 
 class PackedLinear(Linear):
