@@ -24,7 +24,7 @@ class StepLog(Protocol):
     """An engine's record of its own changes."""
 
     def snapshot(self) -> Snapshot:
-        """The engine's state between two turns, after all turns that were not taken yet."""
+        """The engine's state between two turns, after all turns that were not taken yet; what comes after it can be read without what came before."""
 
     def take(self) -> list[Turn]:
         """The turns since the last call."""

@@ -65,22 +65,16 @@ def _events(notes: Iterable[_Note], block_size: int) -> Iterator[KVEvent]:
         elif sequence is None:
             yield BlockRemoved(group, tuple(values), tier)
         else:
+            is_plain, names = not (sequence.request.cache_salt or sequence.lora), values[0][1]
             for first, last in _stretches([index for index, _ in values]):  # all under the same weights
-                yield _stored((group, tier), sequence, values[0][1], slice(first, last + 1), block_size)
-
-
-def _stored(
-    place: tuple[int, Tier], sequence: Sequence, names: list[BlockHash], blocks: slice, block_size: int
-) -> BlockStored:
-    group, tier = place
-    tokens = sequence.token_ids[blocks.start * block_size : blocks.stop * block_size]
-    return BlockStored(
-        group=group,
-        parent=names[blocks.start - 1] if blocks.start else None,
-        block_hashes=tuple(names[blocks]),
-        token_ids=() if sequence.request.cache_salt or sequence.lora else tuple(tokens),
-        tier=tier,
-    )
+                tokens = sequence.token_ids[first * block_size : (last + 1) * block_size]
+                yield BlockStored(
+                    group=group,
+                    parent=names[first - 1] if first else None,
+                    block_hashes=tuple(names[first : last + 1]),
+                    token_ids=tuple(tokens) if is_plain else (),
+                    tier=tier,
+                )
 
 
 def _stretches(indices: Iterable[int]) -> Iterator[tuple[int, int]]:

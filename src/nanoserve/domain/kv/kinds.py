@@ -94,11 +94,9 @@ class UncachedLaw(Law):
         return {0}
 
     def fresh_pages(self, shared: int, num_tokens: int, chunk_end: int) -> int:  # noqa: ARG002 - always none
-        """None."""
         return 0
 
     def peak_pages(self, num_tokens: int, max_chunk: int) -> int:  # noqa: ARG002 - always none
-        """None."""
         return 0
 
     def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:  # noqa: ARG002 - always one

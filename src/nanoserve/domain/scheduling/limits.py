@@ -78,7 +78,7 @@ class Limits(EngineSizes):
     guess_seconds: tuple[tuple[int, float], ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "vocab_size", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "vocab_size", "block_size", "max_width"):
             check_integer(name, getattr(self, name), low=1)
         for count in self.num_blocks or (0,):
             check_integer("num_blocks", count, low=1)
@@ -86,7 +86,6 @@ class Limits(EngineSizes):
         if self.max_num_batched_tokens < self.max_num_seqs:
             message = f"must be at least max_num_seqs ({self.max_num_seqs}), got {self.max_num_batched_tokens}; raise it or lower max_num_seqs"
             raise BadValueError("max_num_batched_tokens", message)
-        check_integer("max_width", self.max_width, low=1)
         check_integer("host_slots", self.host_slots, low=0)
         check_integer("most_unverified", self.most_unverified, low=0)
         check_integer("min_offload_tokens", self.min_offload_tokens, low=1)

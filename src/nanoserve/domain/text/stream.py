@@ -66,9 +66,7 @@ class IdStream:
             tuple(token for token, _ in held), "", tuple(each for _, each in held if each is not None)
         )
 
-    def close(self) -> Released:
-        """The text that was not taken yet."""
-        return self.take()
+    close = take
 
 
 class SilentStream:
@@ -180,15 +178,14 @@ class TextStream:
         self._hold_ready()
         if self._match is None:
             self._extend(self._detokenizer.flush())
-        length = len(self._tail) if self._match is None else self._match_end(self._match)
+        length = len(self._tail)
+        if self._match is not None:
+            length = self._match.end if self._includes_stop else self._match.start
         cut = self._released + length
         self._held = [token for token in self._held if self._match is None or token.starts_before(cut)]
         for token in self._held:
             token.end = cut
         return self._release(length)
-
-    def _match_end(self, match: StopMatch) -> int:
-        return match.end if self._includes_stop else match.start
 
     def _release(self, length: int) -> Released:
         text, self._tail = self._tail[:length], self._tail[length:]

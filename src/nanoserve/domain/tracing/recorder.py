@@ -51,10 +51,6 @@ class Recorder:
         self._keys = {(each.request.request_id, each.index): each.key for each in alive}
 
     def snapshot(self) -> trace.Snapshot:
-        """The state between two turns, after all turns that were not taken yet.
-
-        What comes after it can be read without what came before.
-        """
         self._close_turn()
         self._decoding = None
         self._spelled.clear()

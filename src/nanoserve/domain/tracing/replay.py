@@ -124,14 +124,8 @@ class Replay:
             case _:
                 self._change_findable(change)
 
-    def _change_findable(
-        self,
-        change: trace.StateCopied
-        | trace.BlocksNamed
-        | trace.BlocksFetched
-        | trace.BlocksLanded
-        | trace.PrefixesForgotten,
-    ) -> None:
+    def _change_findable(self, change: trace.KVChange) -> None:
+        """A change of no table."""
         match change:
             case trace.StateCopied(_, group, _, target):
                 self.findable[group].discard(target)

@@ -143,9 +143,7 @@ def read_named(
     name = written.partition("`")[0].strip()
     if form.qualified:
         head, colon, _ = name.rpartition(":")
-        call_id, name = (
-            (name, head.removeprefix("functions.")) if colon else ("", name.removeprefix("functions."))
-        )
+        call_id, name = name if colon else "", (head if colon else name).removeprefix("functions.")
     if not name or (mark == END and form.after):
         return False, mark
     output.begin_call(name, call_id.strip())

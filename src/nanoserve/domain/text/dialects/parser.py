@@ -25,6 +25,7 @@ from nanoserve.domain.text.dialects.reader import END, Reader, Reading, drop
 from nanoserve.ports.tool_calls import AnswerEvent, ArgumentsDelta, ReasoningDelta, Tool
 
 _BREAKS: Final = 2
+_OPENING: Final = frozenset("[{")
 TokenText = Callable[[int], str]
 """The text of a token on its own."""
 
@@ -267,10 +268,9 @@ class _Regions:
 
     def _is_keyed(self, form: NamedCall) -> Reading[bool]:
         """True if a model that should write the name first writes one JSON object or a list instead."""
-        return isinstance(form.arguments, JsonArguments) and (yield from self._reader.skip_fence()) in {
-            "[",
-            "{",
-        }
+        return (
+            isinstance(form.arguments, JsonArguments) and (yield from self._reader.skip_fence()) in _OPENING
+        )
 
     def _bare_calls(self, calls: Calls) -> Reading[str]:
         """Calls without an open mark at the beginning of the answer, if it begins with some."""

@@ -91,11 +91,8 @@ def _find_joined(schema: Any, joined: set[str]) -> None:
         for each in schema:
             _find_joined(each, joined)
     elif isinstance(schema, Mapping):
-        parts = (
-            [schema, *(schema.get("allOf") or ())]
-            if "properties" in schema or len(schema.get("allOf") or ()) > 1
-            else []
-        )
+        branches = schema.get("allOf") or ()
+        parts = [schema, *branches] if "properties" in schema or len(branches) > 1 else []
         joined.update(str(each["$ref"]) for each in parts if isinstance(each, Mapping) and "$ref" in each)
         for value in schema.values():
             _find_joined(value, joined)
