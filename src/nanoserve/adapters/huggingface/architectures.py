@@ -212,13 +212,9 @@ def _qwen3_next(config: Config) -> tuple[LayerSpec, ...]:
     return tuple(LayerSpec(mixers[name], feed) for name, feed in zip(layer_types, feeds, strict=True))
 
 
-def _zero_centered(config: Config) -> dict[str, Any]:
-    return {"norm": NormSpec(eps=config["rms_norm_eps"], form="zero_centered")}
-
-
 def _beside_qwen3_next(config: Config) -> dict[str, Any]:
     """Its config does not count the one layer that predicts further tokens."""
-    return {**_zero_centered(config), "further_layers": 1}
+    return {"norm": NormSpec(eps=config["rms_norm_eps"], form="zero_centered"), "further_layers": 1}
 
 
 def _olmo2(config: Config) -> tuple[LayerSpec, ...]:

@@ -78,7 +78,11 @@ class HFChatTemplate:
             marks = choose_marks(texts)
             marked = map_texts(given, lambda text: self._control_tokens.mark(text, marks))
             wrapped = self._render(marked, add_generation_prompt, continue_final_message)
-            _check_marks(wrapped, marks)
+            escaped = [f"\\u{ord(mark):04x}" for mark in (marks.start, marks.end, marks.edge)]
+            if any(mark in wrapped for mark in escaped):
+                raise BadValueError(
+                    "messages", "contain a control token that the model's template would escape"
+                )
             # One by one: to free a list of all that may be in a text keeps the interpreter's lock for long.
             find, split = self._control_tokens.find, self._control_tokens.split
             own = (each for piece, plain in split(wrapped, marks) if not plain for each in find(piece))
@@ -146,12 +150,6 @@ class HFChatTemplate:
             if check:
                 check(len(ids))
         return ids
-
-
-def _check_marks(rendered: str, marks: Marks) -> None:
-    escaped = [f"\\u{ord(mark):04x}" for mark in (marks.start, marks.end, marks.edge)]
-    if any(mark in rendered for mark in escaped):
-        raise BadValueError("messages", "contain a control token that the model's template would escape")
 
 
 def _before_cut(rendered: str, content: str) -> str:

@@ -36,9 +36,7 @@ _BARE_ENCODER: Final = PoolerSpec(task=Task.EMBED, pooling=Pooling(kind=PoolingK
 _ENCODERS: Final = frozenset(each.key for each in ARCHITECTURES if each.is_encoder)
 _ACTIVATIONS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("Identity", "NoneType"), "none"),
-    **{each.capitalize(): each for each in ("tanh", "sigmoid")},
-    **{each.upper(): each for each in ("gelu",)},
-    "ReLU": "relu",
+    **{name: name.lower() for name in ("Tanh", "Sigmoid", "GELU", "ReLU")},
 }
 """torch's names of functions."""
 

@@ -43,15 +43,12 @@ class HFTokenizer:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        parts = read_tokenizer(folder)
+        self._parts = parts = read_tokenizer(folder)
         self.named_tokens = parts.named_tokens
         self.chat_template = parts.chat_template
         self.tool_template = parts.tool_template
         self._lock, self._alone = threading.RLock(), threading.Lock()
         self._turns = threading.Semaphore(MOST_THREADS)
-        self._class_name = parts.class_name
-        self._model_type = parts.model_type
-        self._response_template = parts.response_template
         self._backend = parts.backend
         self._texts = _Texts(parts.backend)
         if self.vocab_size > MOST_TOKENS:
@@ -88,7 +85,7 @@ class HFTokenizer:
         """The tokenizer's settings from the folder."""
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         return TokenizerFacts(
-            tokenizer_class=self._class_name,
+            tokenizer_class=self._parts.class_name,
             chat_template=self.chat_template,
             **{name: self.named_tokens.get(name) for name in names},
         )
@@ -98,9 +95,9 @@ class HFTokenizer:
         """The folder's description of how the model writes reasoning and calls."""
         added = self.added_tokens
         return DialectFacts(
-            model_type=self._model_type,
+            model_type=self._parts.model_type,
             chat_template=self.tool_template or self.chat_template,
-            response_template=self._response_template,
+            response_template=self._parts.response_template,
             added_tokens={token_id: token.content for token_id, token in added.items()},
             special=frozenset(token_id for token_id, token in added.items() if token.special),
         )

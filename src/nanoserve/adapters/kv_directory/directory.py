@@ -109,8 +109,7 @@ class FileDirectory:
 
     def holds(self, name: BlockHash, /) -> bool:
         """As in the port; nothing while it rests."""
-        is_awake = self._num_stuck < READERS and time.monotonic() >= self._rests_until
-        if not is_awake:
+        if self._num_stuck >= READERS or time.monotonic() < self._rests_until:
             return False
         path = self._path(name)
         return path in self._files or (self._looks and self._look_for(path))
@@ -305,12 +304,13 @@ class FileDirectory:
 
 
 def _prepare(folder: Path) -> int:
-    """As `_prepare_now`; raises `OSError` also where the disk does not answer."""
+    """Make a folder; returns the bytes that are free on its disk. Raises `OSError`, also where the disk does not answer."""
     answers: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
-            answers.put(_prepare_now(folder))
+            folder.mkdir(parents=True, exist_ok=True)
+            answers.put(shutil.disk_usage(folder).free)
         except OSError as error:
             answers.put(error)
 
@@ -322,12 +322,6 @@ def _prepare(folder: Path) -> int:
     if isinstance(answer, OSError):
         raise answer
     return answer
-
-
-def _prepare_now(folder: Path) -> int:
-    """Make a folder; returns the bytes that are free on its disk. Raises `OSError`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return shutil.disk_usage(folder).free
 
 
 def _blocks_in(folder: str) -> Iterator[tuple[int, Path, int]]:

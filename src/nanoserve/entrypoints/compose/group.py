@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from nanoserve.adapters.engine_process.ranks.leader import LeadingRunner, Ranks
-from nanoserve.adapters.engine_process.wire.plans import Join
+from nanoserve.adapters.engine_process.wire.plans import Build, Join
 from nanoserve.adapters.pytorch.devices import count_gpus
 from nanoserve.adapters.pytorch.models import split_spec
 from nanoserve.adapters.pytorch.parallel.communicator import MOST_SECONDS
@@ -29,7 +29,7 @@ class RankGroup:
         """Let the other ranks make their runners, and return when all are here. Raises `RunnerLostError`."""
         listener, port = open_listener()
         with listener:
-            self.others.build(sizes, port)
+            self.others.send(Build(sizes, port))
             try:
                 self.communicator.meet(port, listener)
             except Exception as error:  # noqa: BLE001 - a rank that could not come says why

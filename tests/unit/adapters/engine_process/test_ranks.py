@@ -146,7 +146,7 @@ def group(
 
 def begin(world: World) -> World:
     assert world.ranks.loaded() == [77]
-    world.ranks.build(SIZES, 4711)
+    world.ranks.send(Build(SIZES, 4711))
     return world
 
 

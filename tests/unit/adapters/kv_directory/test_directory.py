@@ -281,9 +281,9 @@ def test_reads_in_line_behind_some_that_hang_are_given_up_and_none_is_asked_for_
 def test_a_folder_that_hangs_at_the_start_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = threading.Event()
+    answers, usage = threading.Event(), shutil.disk_usage(tmp_path)
     monkeypatch.setattr(directory, "_START_PATIENCE", 0.05)
-    monkeypatch.setattr(directory, "_prepare_now", lambda _: answers.wait(PATIENCE))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: answers.wait(PATIENCE) and usage)
     with pytest.raises(BadValueError, match=r"kv_offload_dir: .* does not answer within"):
         Place(tmp_path)
     answers.set()

@@ -23,6 +23,7 @@ from nanoserve.ports.errors import EngineDiedError
 class EngineThread:
     """Runs `serve` in a thread; its engine shares the interpreter, and with it the time, of everything else here."""
 
+    restarts = 0
     _engine: KeptEngine[Any]
 
     def __init__(self, serve: Callable[[Link], None]) -> None:
@@ -30,10 +31,6 @@ class EngineThread:
         self._line = Line(self._take, peer="engine", on_lost=self._lose)
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-
-    @property
-    def restarts(self) -> int:
-        return 0
 
     async def start(self, engine: KeptEngine[Any], /) -> None:
         self._engine = engine

@@ -56,26 +56,24 @@ def _follow(
             connection.sendall(wire.encode(plans.Drawn(step, runner.collect(ticket).token_ids)))
 
     for message in messages:
-        if isinstance(message, plans.Draw):
-            step, ticket = undrawn.popleft()
-            runner.draw(ticket, _lent(runner, message.masks, message.counts))
-            tell(step, ticket)
-            continue
-        if isinstance(message, plans.Loras):
-            runner.loras.take_parts(message.parts)
-            continue
-        if isinstance(message, (plans.ReadWeights, plans.Sleep, plans.Wake)):
-            connection.sendall(wire.encode(plans.Done(_obey(weights, message))))
-            continue
-        if isinstance(message, plans.WriteWeights):
-            weights.write()
-            continue
-        plan = _expect(StepPlan, message)
-        ticket = runner.submit(plan)
-        if plan.masked:
-            undrawn.append((plan.step, ticket))
-        else:
-            tell(plan.step, ticket)
+        match message:
+            case plans.Draw(masks, counts):
+                step, ticket = undrawn.popleft()
+                runner.draw(ticket, _lent(runner, masks, counts))
+                tell(step, ticket)
+            case plans.Loras(parts):
+                runner.loras.take_parts(parts)
+            case plans.ReadWeights() | plans.Sleep() | plans.Wake():
+                connection.sendall(wire.encode(plans.Done(_obey(weights, message))))
+            case plans.WriteWeights():
+                weights.write()
+            case _:
+                plan = _expect(StepPlan, message)
+                ticket = runner.submit(plan)
+                if plan.masked:
+                    undrawn.append((plan.step, ticket))
+                else:
+                    tell(plan.step, ticket)
 
 
 def _obey(store: WeightStore, message: plans.ReadWeights | plans.Sleep | plans.Wake) -> str:

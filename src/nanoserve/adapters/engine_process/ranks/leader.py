@@ -18,7 +18,7 @@ from nanoserve.adapters.engine_process.launching import own_program, start_progr
 from nanoserve.adapters.engine_process.wire import plans
 from nanoserve.adapters.engine_process.wire.codec import bodies_from
 from nanoserve.ports.driven import ModelRunner
-from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import BadValueError, ModelLoadError, RunnerLostError
 from nanoserve.ports.grammar import LateDrawing, MaskBlock, Masks
 from nanoserve.ports.steering import PARTS, WEIGHTS, RankSource
@@ -110,10 +110,6 @@ class Ranks:
                 raise ModelLoadError(f"rank {each.number} could not load its part: {each.last_words()}")
             free.append(message.available)
         return free
-
-    def build(self, sizes: EngineSizes, port: int) -> None:
-        """Let the ranks make their runners, and meet at that port."""
-        self.send(plans.Build(sizes, port))
 
     def send(self, message: plans.ToRank) -> None:
         """Send a message to all. Raises `RunnerLostError`."""
