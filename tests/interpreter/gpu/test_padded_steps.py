@@ -136,6 +136,36 @@ def test_steps_of_prompts_beside_a_crowd_are_captured_before_they_come(
     assert decoded <= {1, 2, 8, 16}
 
 
+def test_a_graph_that_stands_in_decodes_no_row_that_has_ended(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks are others'. The graph has as many places as there are rows: beside none of them, prompts still have all their tokens."""
+    tiny = make_tiny_model(tmp_path, num_hidden_layers=2)
+    monkeypatch.setattr(mixed_steps, "CROWDS", ((8, 60),))
+    graphs = KeptLaunches()
+
+    def make_runner(limits: Limits) -> CudaRunner:
+        runner = build_runner(tiny.build(device=DEVICE), limits, graphs=graphs)[0]
+        graphs.drop()
+        runner.rehearsal.prepare()
+        return runner
+
+    sizes: dict[str, Any] = {
+        "num_blocks": 12,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 72,
+        "max_model_len": 64,
+    }
+    served = Served(tiny.build(device=DEVICE), make_runner, depth=2, **sizes)
+    for lengths, counts in (((20, 22, 21), (2, 3, 5)), ((48,), (16,)), ((20, 22, 20), (2, 2, 2))):
+        prompts = [make_prompt(each, vocab_size=tiny.spec.vocab_size, seed=each) for each in lengths]
+        sampling = [SamplingParams(temperature=0.0, max_tokens=each) for each in counts]
+        for prompt, answer in zip(prompts, served.texts(prompts, sampling), strict=True):
+            assert is_greedy(tiny.reference, prompt, answer)
+    shapes = [key[:4] for key in graphs.replayed if isinstance(key, Shape)]
+    assert shapes[-3:] == 3 * [(64, 8, 8, 8)]
+
+
 def test_rows_of_a_size_that_comes_for_a_moment_replay_the_graph_of_a_larger_one(tiny: TinyModel) -> None:
     graphs = KeptLaunches()
 

@@ -117,7 +117,8 @@ class Batches:
     def of(self, rows: tuple[int, ...]) -> tuple[Batch, int]:
         """The batch of these rows, which becomes the arena's, and the length of its longest row now."""
         # The scheduler passes the same tuple while membership does not change: identity spares comparing 256 rows a step.
-        if rows is not self._batch.rows and rows != self._batch.rows:
+        # Without any, places of rows that have ended would stay, and a graph of a larger step would decode them.
+        if not rows or (rows is not self._batch.rows and rows != self._batch.rows):
             self._settle()
             self._batch = self._assemble(rows)
             sink = self._arena.sink_row
@@ -141,7 +142,7 @@ class Batches:
         places = tuple(sorted(rows, key=lambda row: -lengths[row]))
         place_of = {row: place for place, row in enumerate(places)}
         order = None if places == rows else tuple(place_of[row] for row in rows)
-        self._longest = max((lengths[row] for row in rows), default=0)
+        self._longest = max((lengths[row] for row in rows), default=1)
         return Batch(rows, places, order)
 
     def dissolve(self) -> None:

@@ -71,11 +71,11 @@ def describe(
         last_tiles += [rows[token], token, 1, positions[token]]
     finished = tuple(chunk.row for chunk in chunks if chunk.samples and not chunk.unverified)
     sampling = finished + batch.places
-    tokens, places, chosen, _ = padded or (len(rows), len(batch.places), len(sampling), 0)
+    tokens, _, chosen, _ = padded or (len(rows), 0, len(sampling) + len(pooled), 0)
     rows.extend(array("i", (arena.sink_row,)) * (tokens - len(rows)))
     positions.extend(array("i", (0,)) * (tokens - len(positions)))
     # An empty tile computes nothing.
-    last_tiles += [0] * (4 * (chosen - places) - len(last_tiles))
+    last_tiles += [0] * (4 * chosen - len(last_tiles))
     # Decoding places follow the chunks' tokens in the step.
     indices = [*last, *range(tokens, tokens + len(batch.places)), *pooled]
     arena.write("token_rows", rows)

@@ -131,7 +131,7 @@ class GpuDraftHead:
         arena, num_tokens = self._arena, step.num_tokens
         ops = self._join(num_tokens + num_decoding)
         how: dict[str, Any] = {"num_tokens": num_tokens, "plans": step.plans, "width": 1}
-        how["chosen"] = arena.chosen_tiles[: num_chosen - num_decoding]
+        how["chosen"] = arena.chosen_tiles[:num_chosen]
         ops.narrow(arena.logits_indices[:num_chosen])
         self._compute(ops, self._step(ops, places=arena.places[:num_decoding], splits=splits, **how))
         if num_chosen:

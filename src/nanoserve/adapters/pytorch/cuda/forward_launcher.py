@@ -115,7 +115,7 @@ class ForwardLauncher:
         is_narrow = num_chosen is not None and not (self.head and self.head.taps_last)
         if num_chosen is not None and is_narrow:
             ops.narrow(arena.logits_indices[:num_chosen])
-            step = attrs.evolve(step, chosen=arena.chosen_tiles[: num_chosen - num_decoding])
+            step = attrs.evolve(step, chosen=arena.chosen_tiles[:num_chosen])
         self._run(self._layers[-1:], ops, step)
         if self.records is not None:
             self.records.keep_of(arena, rows, places)

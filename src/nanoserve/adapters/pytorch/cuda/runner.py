@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batches
+from nanoserve.adapters.pytorch.cuda.batches import Batches
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
@@ -155,7 +155,7 @@ class CudaRunner:
         return self._drawing.issue(ticket)
 
     def _mixed(self, plan: StepPlan) -> CudaTicket:
-        batch, longest = self._batches.of(plan.decoding) if plan.decoding else (EMPTY, 1)
+        batch, longest = self._batches.of(plan.decoding)
         run = self._mixed_steps.run(plan, batch, longest, special=self._sampler.special(plan.sampling_rows))
         verified = self._windows.draw(plan, run.hidden) if plan.invariant else None
         self.graph_steps[run.how] += 1
