@@ -69,7 +69,7 @@ CHANGES: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
         f"{family}, layer type": (
             family,
             in_config(layer_types=[*KINDS, *["full_attention"] * (2 if family == "qwen3_next" else 0)]),
-            ("config.json", "'recurrent' in layer_types", "known here are"),
+            ("config.json", "layer_types: type 'recurrent'", "known are"),
         )
         for family in ("qwen3_next", "gemma3_text", "gpt_oss", "qwen2")
     },

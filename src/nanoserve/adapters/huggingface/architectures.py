@@ -11,7 +11,7 @@ import attrs
 
 from nanoserve.adapters.huggingface import deepseek, encoders, gemma
 from nanoserve.adapters.huggingface.attention import FULL, SLIDING, Config, read_attention, read_layer_types
-from nanoserve.adapters.huggingface.json_files import positive, positive_integer, read_json_object
+from nanoserve.adapters.huggingface.json_files import one_of, positive, positive_integer, read_json_object
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import (
     AttentionSpec,
@@ -261,8 +261,7 @@ def _granite_scales(config: Config) -> dict[str, Any]:
 
 def _gpt_oss(config: Config) -> tuple[LayerSpec, ...]:
     """Every second layer sees a window; all have sinks and experts."""
-    if (alpha := config.get("swiglu_alpha", STEEPNESS)) != STEEPNESS:
-        raise ModelLoadError(f"swiglu_alpha {alpha!r} is not supported; known is {STEEPNESS}")
+    one_of("swiglu_alpha", config.get("swiglu_alpha", STEEPNESS), STEEPNESS)
     router, clamp = RouterSpec(score="softmax_of_chosen", bias=True), float(config["swiglu_limit"])
     experts = _experts(config, config["intermediate_size"], router, clamp=clamp, bias=True, names="stacked")
     if not config.get("rope_scaling") and config.get("rope_parameters") is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from nanoserve.adapters.huggingface.json_files import one_of
 from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec
@@ -45,12 +46,7 @@ def read_layer_types(config: Config, known: Collection[str], default: Callable[[
         return [default(layer) for layer in range(layers)]
     if not isinstance(given, list) or len(given) != layers:
         raise ModelLoadError(f"layer_types must be a list with one entry for each of the {layers} layers")
-    for layer_type in given:
-        if layer_type not in known:
-            raise ModelLoadError(
-                f"layer type {layer_type!r} in layer_types is not supported; known here are {' and '.join(known)}"
-            )
-    return list(given)
+    return [one_of("layer_types: type", each, *known) for each in given]
 
 
 def _or(value: int | None, default: int) -> int:

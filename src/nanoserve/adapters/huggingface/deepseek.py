@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from nanoserve.adapters.huggingface.attention import Config, read_attention
-from nanoserve.adapters.huggingface.json_files import positive
+from nanoserve.adapters.huggingface.json_files import one_of, positive
 from nanoserve.adapters.huggingface.rope import attention_sharpness, read_rope
 from nanoserve.ports import layer_spec
 from nanoserve.ports.errors import ModelLoadError
@@ -15,9 +15,7 @@ from nanoserve.ports.errors import ModelLoadError
 
 def deepseek_v2_layers(config: Config) -> tuple[layer_spec.LayerSpec, ...]:
     """Experts chosen by softmax, of all or of the best groups."""
-    method = config["topk_method"]
-    if method not in ("greedy", "group_limited_greedy"):
-        raise ModelLoadError(f"topk_method {method!r} is not supported, only greedy and group_limited_greedy")
+    method = one_of("topk_method", config["topk_method"], "greedy", "group_limited_greedy")
     groups = {} if method == "greedy" else {"groups": config["n_group"], "top_groups": config["topk_group"]}
     # norm_topk_prob is not looked at: transformers never divides these weights by their sum.
     router = layer_spec.RouterSpec(

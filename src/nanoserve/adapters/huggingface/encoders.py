@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from nanoserve.adapters.huggingface.attention import FULL, SLIDING, Config, read_layer_types
-from nanoserve.adapters.huggingface.json_files import positive_integer
+from nanoserve.adapters.huggingface.json_files import one_of, positive_integer
 from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import BidirectionalSpec, DenseSpec, LayerSpec
@@ -16,9 +16,8 @@ _THETAS: Final = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_
 
 def bert_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Full attention without rotation, and a feed without a gate."""
-    _check_gelu(config, "hidden_act")
-    if (kind := config.get("position_embedding_type", "absolute")) != "absolute":
-        raise ModelLoadError(f"position_embedding_type {kind!r} is not supported; known is absolute")
+    one_of("hidden_act", config["hidden_act"], "gelu")
+    one_of("position_embedding_type", config.get("position_embedding_type", "absolute"), "absolute")
     for name in ("is_decoder", "add_cross_attention"):
         if config[name]:
             raise ModelLoadError(f"{name} must be false: an encoder reads to both sides, and one text")
@@ -52,7 +51,7 @@ def _features(config: Config, *, prefix: str, first: int) -> dict[str, Any]:
 
 def modernbert_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Every third layer, or as the types say, reads the whole text, the others half of `local_attention` to each side."""
-    _check_gelu(config, "hidden_activation")
+    one_of("hidden_activation", config["hidden_activation"], "gelu")
     every, bias = positive_integer(config, "global_attn_every_n_layers", 3), config["attention_bias"]
     if "sliding_window" in config:
         raise ModelLoadError("sliding_window must be left out: local_attention says how far layers see")
@@ -92,11 +91,6 @@ def _by_layer_type(config: Config) -> dict[str, Any]:
         for each, (key, theta) in _THETAS.items()
     }
     return {**config, "rope_parameters": ropes}
-
-
-def _check_gelu(config: Config, name: str) -> None:
-    if config[name] != "gelu":
-        raise ModelLoadError(f"{name} {config[name]!r} is not supported; known is gelu")
 
 
 def _head_dim(config: Config) -> int:

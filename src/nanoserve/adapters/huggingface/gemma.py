@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanoserve.adapters.huggingface.attention import FULL, SLIDING, Config, read_attention, read_layer_types
-from nanoserve.adapters.huggingface.json_files import positive, positive_integer
+from nanoserve.adapters.huggingface.json_files import one_of, positive, positive_integer
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import DenseSpec, LayerSpec
 from nanoserve.ports.model_spec import NormSpec
@@ -59,9 +59,7 @@ def _layer_types(config: Config, pattern: int) -> list[str]:
 
 
 def _refuse(config: Config) -> None:
-    activation = config["hidden_activation"]
-    if activation != "gelu_pytorch_tanh":
-        raise ModelLoadError(f"hidden_activation {activation!r} is not supported; known is gelu_pytorch_tanh")
+    one_of("hidden_activation", config["hidden_activation"], "gelu_pytorch_tanh")
     if config.get("use_bidirectional_attention") not in (None, False):
         raise ModelLoadError("use_bidirectional_attention is not supported: text is written left to right")
     if config["sliding_window"] is None:

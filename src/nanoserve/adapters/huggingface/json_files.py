@@ -8,6 +8,7 @@ import stat
 from collections.abc import Mapping
 from typing import Any
 
+from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import ModelLoadError
 
 
@@ -33,6 +34,16 @@ def read_json(path: pathlib.Path) -> Any:
         raise ModelLoadError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: is not valid JSON ({error}); download the model again") from None
+
+
+def one_of(name: str, value: Any, *known: Any) -> Any:
+    """The value, which must be a known one. Raises `ModelLoadError`."""
+    if value not in known:
+        are = "are" if len(known) > 1 else "is"
+        raise ModelLoadError(
+            f"{name} {shown(value)} is not supported; known {are} {', '.join(map(str, known))}"
+        )
+    return value
 
 
 def positive(config: Mapping[str, Any], name: str, *, above: int = 0) -> float:

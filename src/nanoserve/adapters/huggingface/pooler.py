@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.adapters.huggingface.architectures import ARCHITECTURES, CLASSIFIERS, DEFAULTS, REWARDS
-from nanoserve.adapters.huggingface.json_files import read_json, read_json_object
+from nanoserve.adapters.huggingface.json_files import one_of, read_json, read_json_object
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import ModelLoadError
@@ -120,9 +120,7 @@ def _dense(root: pathlib.Path, place: str) -> PooledLayer:
     path = root / place / "config.json"
     config = read_json_object(path)
     function = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
-    if function not in _ACTIVATIONS:
-        named = ", ".join(_ACTIVATIONS)
-        raise ModelLoadError(f"{path}: activation_function {shown(function)} is not supported, only {named}")
+    one_of(f"{path}: activation_function", function, *_ACTIVATIONS)
     if config.get("use_residual"):
         raise ModelLoadError(f"{path}: use_residual must be false: vectors are not added to what they become")
     for end in ("input", "output"):
@@ -186,22 +184,13 @@ def _of_cross_encoder(root: pathlib.Path, config: Mapping[str, Any]) -> Activati
     written = section.get("activation_fn") if isinstance(section, dict) else None
     written = written or config.get("sbert_ce_default_activation_function") or "Sigmoid"
     known = {"Sigmoid": Activation.SIGMOID, "Identity": Activation.NONE}
-    name = str(written).rpartition(".")[2]
-    if name not in known:
-        raise ModelLoadError(
-            f"{root / 'config.json'}: activation_fn {shown(name)} is not supported; known are {', '.join(known)}"
-        )
-    return known[name]
+    return known[one_of(f"{root / 'config.json'}: activation_fn", str(written).rpartition(".")[2], *known)]
 
 
 def _encoder_kind(root: pathlib.Path, config: Mapping[str, Any]) -> PoolingKind:
     """The states that an encoder classifies a text by."""
     written = config.get("classifier_pooling", "cls")
-    if written not in ("cls", "mean"):
-        raise ModelLoadError(
-            f"{root / 'config.json'}: classifier_pooling must be cls or mean, got {shown(written)}"
-        )
-    return PoolingKind(written)
+    return PoolingKind(one_of(f"{root / 'config.json'}: classifier_pooling", written, "cls", "mean"))
 
 
 def _encoder_layers(config: Mapping[str, Any], task: Task, labels: int) -> tuple[PooledLayer, ...]:
@@ -209,10 +198,7 @@ def _encoder_layers(config: Mapping[str, Any], task: Task, labels: int) -> tuple
     family, hidden = config["model_type"], config["hidden_size"]
     last = PooledLayer(name="classifier", size=labels)
     if family == "modernbert":
-        if config["classifier_activation"] != "gelu":
-            raise ModelLoadError(
-                f"classifier_activation {shown(config['classifier_activation'])} is not supported; known is gelu"
-            )
+        one_of("classifier_activation", config["classifier_activation"], "gelu")
         head = PooledLayer(
             name="head.dense",
             size=hidden,

@@ -13,7 +13,7 @@ import attrs
 
 from nanoserve.adapters.huggingface.architectures import Architecture, find_architecture
 from nanoserve.adapters.huggingface.generation_config import read_eos_ids
-from nanoserve.adapters.huggingface.json_files import read_json_object
+from nanoserve.adapters.huggingface.json_files import one_of, read_json_object
 from nanoserve.adapters.huggingface.pooler import read_pooler
 from nanoserve.adapters.huggingface.quantization import read_quantization
 from nanoserve.ports.errors import ModelLoadError
@@ -160,9 +160,7 @@ def _spec(architecture: Architecture, config: Mapping[str, Any], eos_token_ids: 
 def _dtype(config: Mapping[str, Any]) -> str:
     """The dtype of the weights, under its new or its old key."""
     named = config.get("dtype") or config.get("torch_dtype") or "float32"
-    name = str(named).removeprefix("torch.")
-    if name not in DTYPES:
-        raise ModelLoadError(f"dtype {named!r} is not supported; known are {', '.join(DTYPES)}")
+    name: str = one_of("dtype", str(named).removeprefix("torch."), *DTYPES)
     return name
 
 
