@@ -250,7 +250,7 @@ def _abort_all(engine: EngineHandle, living: dict[str, int]) -> None:
 @contextlib.contextmanager
 def _progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on standard error, if that is a terminal; it is advanced by this many tokens and finished prompts."""
-    console, num_tokens = Console(stderr=True), 0
+    console, num_tokens, shown = Console(stderr=True), 0, 0.0
     columns = (
         *(TextColumn("prompts"), BarColumn(), MofNCompleteColumn()),
         *(TextColumn("{task.fields[rate]}"), TimeElapsedColumn()),
@@ -260,10 +260,11 @@ def _progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[int, int],
         task = progress.add_task("prompts", total=total, rate="")
 
         def advance(tokens: int, prompts: int) -> None:
-            nonlocal num_tokens
+            nonlocal num_tokens, shown
             num_tokens += tokens
             elapsed = progress.tasks[0].elapsed or 0.0
-            rate = f"{num_tokens / elapsed:.0f} tok/s" if elapsed else ""
-            progress.update(task, advance=prompts, rate=rate)
+            if prompts or elapsed >= shown + 0.1:  # in a crowd, to show each token takes as long as the token
+                shown, rate = elapsed, f"{num_tokens / max(elapsed, 1e-9):.0f} tok/s"
+                progress.update(task, advance=prompts, rate=rate)
 
-        yield advance
+        yield (lambda *_: None) if hidden else advance
