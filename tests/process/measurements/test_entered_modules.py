@@ -33,7 +33,7 @@ BODY = {
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, pathlib.Path]]:
     folder, notes = tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("notes")
-    path = str(pathlib.Path(__file__).parent / "profiled")
+    path = str(pathlib.Path(__file__).parent / "entered_modules")
     with server_process(folder, extra={"PYTHONPATH": path, "ENTERED_MODULES": str(notes)}) as server:
         server.wait_until_ready()
         yield server, notes
