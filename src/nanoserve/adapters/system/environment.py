@@ -34,14 +34,15 @@ def environment() -> dict[str, Any]:
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
         "cpu": _cpu(pathlib.Path("/proc/cpuinfo")),
         "memory": {"total": memory.total, "available": memory.available},
         "gpus": _gpus(),
     }
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of a package that is installed; else None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

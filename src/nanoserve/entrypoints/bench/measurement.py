@@ -18,7 +18,8 @@ import attrs
 
 from nanoserve.entrypoints.bench.report import percentile
 from nanoserve.entrypoints.compose.config.command_settings import BenchSettings
-from nanoserve.entrypoints.compose.interrupts import deferring_interrupts, without_full_collections
+from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
+from nanoserve.entrypoints.compose.process import without_full_collections
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import TokensGenerated

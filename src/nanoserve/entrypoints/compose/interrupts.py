@@ -1,10 +1,9 @@
-"""The effect of Ctrl-C: between two steps of the engine instead of inside one, and never in the middle of an import. And that of full garbage collections.
+"""The effect of Ctrl-C: between two steps of the engine instead of inside one, and never in the middle of an import.
 
 The command line installs its handler before it imports anything else, so this file needs little itself.
 """
 
 import contextlib
-import gc
 import os
 import signal
 import threading
@@ -13,7 +12,6 @@ from types import FrameType
 from typing import Final
 
 _CLEAR_LINE_AND_SHOW_CURSOR: Final = b"\r\x1b[K\x1b[?25h"
-_NEVER: Final = 2**31 - 1
 
 
 class Interruption:
@@ -62,19 +60,6 @@ def cancelling_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def without_full_collections() -> Iterator[None]:
-    """Keep Python's collector from reading all old objects in the middle of a call, which takes it 100 ms and more; afterwards it may."""
-    # `gc.freeze`, as in processes of ours, would keep for good what a library's caller drops later.
-    before = gc.get_threshold()
-    gc.set_threshold(*before[:2], _NEVER)
-    try:
-        yield
-    finally:
-        if before[2] < _NEVER:  # of several at once the first one's end counts
-            gc.set_threshold(*before)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

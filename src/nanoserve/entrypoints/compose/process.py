@@ -1,4 +1,4 @@
-"""The process and its machine, without torch: settings that must be made before torch is imported, the release, and cores.
+"""The process and its machine, without torch: settings that must be made before torch is imported, full garbage collections, the release, and cores.
 
 libgomp reads the environment once, when torch loads it. Its threads spin for milliseconds after each parallel region;
 as soon as another process takes one of the cores, every region then waits for a descheduled thread that spins
@@ -9,7 +9,7 @@ which still cover the gap between two small operations.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
+import gc
 import os
 import time
 import warnings
@@ -19,11 +19,13 @@ from typing import Final
 
 import psutil
 
+from nanoserve.adapters.system.environment import version_of
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.early import Launched, take_engine
 from nanoserve.ports.engine_link import Prepare
 
 SPIN_COUNT: Final = "10000"
+_NEVER: Final = 2**31 - 1
 _WAITING: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 _UNLESS_SET: Final = {
     "TRANSFORMERS_VERBOSITY": "error",
@@ -61,6 +63,19 @@ def prepared_engine(settings: EngineSettings, *, in_process: bool) -> Iterator[L
         launched.end()
 
 
+@contextlib.contextmanager
+def without_full_collections() -> Iterator[None]:
+    """Keep Python's collector from reading all old objects in the middle of a call, which takes it 100 ms and more; afterwards it may."""
+    # `gc.freeze`, as in processes of ours, would keep for good what a library's caller drops later.
+    before = gc.get_threshold()
+    gc.set_threshold(*before[:2], _NEVER)
+    try:
+        yield
+    finally:
+        if before[2] < _NEVER:  # of several at once the first one's end counts
+            gc.set_threshold(*before)
+
+
 def silence_warnings() -> None:
     """Keep the warnings of libraries off standard error; for programs, not for callers of the library."""
     warnings.filterwarnings("ignore")
@@ -68,10 +83,7 @@ def silence_warnings() -> None:
 
 def installed_release() -> str:
     """The version of nanoserve that is installed; 0 if it runs without being installed."""
-    try:
-        return importlib.metadata.version("nanoserve")
-    except importlib.metadata.PackageNotFoundError:
-        return "0"
+    return version_of("nanoserve") or "0"
 
 
 _BFLOAT16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})

@@ -18,7 +18,8 @@ from nanoserve.entrypoints.app.traces.writer import Recording
 from nanoserve.entrypoints.app.vectors import check_task, check_text, pair_prompts
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import check_constraint
-from nanoserve.entrypoints.compose.interrupts import deferring_interrupts, without_full_collections
+from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
+from nanoserve.entrypoints.compose.process import without_full_collections
 from nanoserve.entrypoints.offline.outputs import Prompt, PromptJob
 from nanoserve.ports.checks import check_integer
 from nanoserve.ports.driven import Message

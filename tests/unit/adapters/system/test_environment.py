@@ -24,7 +24,7 @@ def test_facts_are_those_of_this_process_and_print_as_json() -> None:
 
 
 def test_a_package_that_is_not_installed_has_no_version() -> None:
-    assert module._version("no-such-package-at-all") is None
+    assert module.version_of("no-such-package-at-all") is None
 
 
 @pytest.mark.parametrize(

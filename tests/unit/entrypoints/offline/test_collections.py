@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nanoserve.entrypoints.compose.interrupts import without_full_collections
+from nanoserve.entrypoints.compose.process import without_full_collections
 from nanoserve.entrypoints.offline import LLM, SamplingParams
 
 EAGER = 10, 1, 1

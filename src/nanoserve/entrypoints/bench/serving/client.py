@@ -25,7 +25,8 @@ import httptools
 import msgspec
 
 from nanoserve.entrypoints.client import server
-from nanoserve.entrypoints.compose.interrupts import cancelling_interrupts, without_full_collections
+from nanoserve.entrypoints.compose.interrupts import cancelling_interrupts
+from nanoserve.entrypoints.compose.process import without_full_collections
 
 CONNECT_SECONDS: Final = 30.0
 MOST_OF_AN_ERROR: Final = 65_536

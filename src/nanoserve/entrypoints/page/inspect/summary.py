@@ -63,8 +63,6 @@ class TraceSummary:
                     counts["decode"] += self._num_decoding
                 case trace.Preemption():
                     counts["preemptions"] += 1
-                case _:
-                    pass
         self.finished.update(ending.reason for ending in turn.ended)
         queries, hits = self._prefixes
         counts["queries"] += turn.prefix_queries - queries
