@@ -27,13 +27,14 @@ from nanoserve.adapters.pytorch.cuda.batches import buckets
 from nanoserve.adapters.pytorch.cuda.many_rows import VendorProducts
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.workspace import EVERYTHING, shape_and_score
+from nanoserve.adapters.pytorch.lora.layout import LoraWeights
 from nanoserve.adapters.pytorch.mixers.latent import gpu as latent_mixer
 from nanoserve.entrypoints.compose.shapes import SHAPES
 from nanoserve.kernels.latent_attention import launch as latents
 from nanoserve.kernels.linear import launch as linear
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec
-from nanoserve.ports.step import BlockCopy, Chunk, StepPlan
+from nanoserve.ports.step import BlockCopy, Chunk, LoraLoad, StepPlan
 from tests.plans import admitted
 
 CASES: Final = (
@@ -51,6 +52,8 @@ NARROW: Final = ("llama-3.2-1b",)
 """Keys and values of these are kept in 8-bit floats."""
 HEADS: Final = {"llama-3.2-1b": "fp8", "gemma-3-4b": "int8"}
 """Forms of the head."""
+ADAPTED: Final = {"llama-3.2-1b": 2, "qwen3-30b-a3b": 5}
+"""Adapters of a step at the most."""
 MOST_ROWS: Final = 136
 MOST_TOKENS: Final = 4096
 CHUNKS: Final = (1, 2, 7, 16, 17, 31, 64, 100, 129, 255, 256, 257, 520, 1000, 2047, 2048, 3000, 3960)
@@ -111,7 +114,7 @@ def two_of_each_layer(spec: ModelSpec) -> ModelSpec:
     return attrs.evolve(spec, layers=2 * tuple(dict.fromkeys(spec.layers)))
 
 
-def plans(groups: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def plans(groups: int, adapters: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Steps of many sizes, each with its kind."""
     rows, tables = range(MOST_ROWS), [[1]] * groups
     lengths = [1 + 31 * row for row in rows]
@@ -141,11 +144,25 @@ def plans(groups: int) -> Iterator[tuple[str, dict[str, Any]]]:
     for members in ([1], range(2, 20)):
         windows = [Chunk(row, 20, 9, samples=True, unverified=8) for row in members]
         yield f"{len(windows)} windows from {windows[0].row} on", {"chunks": windows}
+    if adapters:
+        loads = [LoraLoad(b"", slot) for slot in range(1, adapters + 1)]
+        plain = (admitted(row, [1] * lengths[row], *tables) for row in rows)
+        given = [attrs.evolve(each, lora_slot=each.row % (adapters + 1)) for each in plain]
+        yield "adapted admissions", {"released": rows, "admitted": given, "lora_loads": loads}
+        for count in buckets(MOST_ROWS):
+            yield f"{count} adapted rows", {"decoding": range(count)}
+        for count in CHUNKS:
+            for beside in BESIDE:
+                chunk = Chunk(last, 0, count, samples=True)
+                yield (
+                    f"{count} adapted tokens beside {beside}",
+                    {"chunks": [chunk], "decoding": range(beside)},
+                )
     yield "copies", {"copies": [BlockCopy(group, 1, 2) for group in range(groups)]}
 
 
-def serve(runner: CudaRunner, groups: int, recorder: Recorder) -> None:
-    for number, (kind, plan) in enumerate(plans(groups), start=1):
+def serve(runner: CudaRunner, groups: int, adapters: int, recorder: Recorder) -> None:
+    for number, (kind, plan) in enumerate(plans(groups, adapters), start=1):
         recorder.step = kind
         parts: dict[str, Any] = {name: tuple(value) for name, value in plan.items()}
         runner.submit(StepPlan(step=number, invariant="invariant" in kind or "windows" in kind, **parts))
@@ -164,15 +181,21 @@ def late(name: str, recorder: Recorder, *, deterministic: bool) -> list[str]:
         vocab_size=spec.vocab_size,
         block_size=16,
         num_blocks=8,
+        max_loras=ADAPTED.get(name, 0),
+        max_lora_rank=64 if name in ADAPTED else 0,
     )
     runner, _ = building.build_runner(model, sizes, deterministic=deterministic)
+    if (loras := runner.loras) is not None:
+        loras._weights[b""] = LoraWeights(
+            64, torch.empty(64 * loras.layout.size, dtype=torch.bfloat16, device=device)
+        )
     recorder.variants.clear()
     recorder.rows = set()
     recorder.step = "rehearsal"
     shape_and_score(spec, runner._launcher._space, sizes)
     runner.rehearsal.run()
     runner._windows.rehearse()
-    serve(runner, len(spec.cache_groups), recorder)
+    serve(runner, len(spec.cache_groups), sizes.max_loras, recorder)
     met = recorder.variants.items()
     return [f"{kernel} in a step of {step}" for (kernel, _), step in met if step != "rehearsal"]
 

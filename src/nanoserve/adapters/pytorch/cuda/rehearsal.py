@@ -159,18 +159,19 @@ class Rehearsal:
             self._run_chunks([self._chunk_tokens()], way)
         self._run_chunks([1] * min(sizes.max_num_seqs, sizes.max_num_batched_tokens))
         if (loras := self._launcher.loras) is not None:
-            for count in loras.ways(self._chunk_tokens()):
-                self._launcher.mixed(self._describe_chunks([count]), 0, splits=1, lora_units=1)
+            most = min(sizes.max_num_batched_tokens, sizes.max_num_seqs * sizes.max_model_len)
+            for count in loras.ways(most):
+                self._run_tokens(count, lora_units=1)
         for count in self._token_counts:
             self._run_tokens(count)
 
-    def _run_tokens(self, count: int) -> None:
+    def _run_tokens(self, count: int, *, lora_units: int = 0) -> None:
         whole, rest = divmod(count, longest := self._arena.sizes.max_model_len)
-        self._run_chunks([longest] * whole + [rest] * (rest > 0))
+        self._run_chunks([longest] * whole + [rest] * (rest > 0), lora_units=lora_units)
 
-    def _run_chunks(self, lengths: Sequence[int], way: int = 0) -> None:
+    def _run_chunks(self, lengths: Sequence[int], way: int = 0, *, lora_units: int = 0) -> None:
         step = self._describe_chunks(lengths, way)
-        self._launcher.mixed(step, 0, splits=1)
+        self._launcher.mixed(step, 0, splits=1, lora_units=lora_units)
         self._learn(step, 0, 1)
 
     def _beside_a_chunk(self) -> None:
