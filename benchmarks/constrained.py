@@ -1,6 +1,6 @@
 """What answers keep of their speed when they follow grammars: whole calls of many requests at once, beside the same calls without.
 
-    python -m benchmarks.constrained [--rows 64 256] [--tokens 128] [--pace 3] [--threads N] [--calls 3]
+    python -m benchmarks.constrained [--rows 64 256] [--tokens 128] [--pace 3] [--workers N] [--calls 3]
 
 A runner stands for the device: it takes `--pace` milliseconds for a step, and draws any token that a mask allows, which is
 the worst case. A model of random weights does about the same. The vocabulary is made up, of 128,256 tokens. So are the schemas:
@@ -27,13 +27,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.grammars import VOCAB, DiceRunner, make_tokenizer
+from nanoserve.adapters.llguidance.crew import Worker, start_workers
 from nanoserve.adapters.llguidance.grammars import LLGrammars
-from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
+from nanoserve.adapters.llguidance.serving import Settings
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.entrypoints.compose.choices import mask_threads
+from nanoserve.entrypoints.compose.choices import mask_workers
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.grammar import Constraint, Masks
 from nanoserve.ports.model_spec import CacheGroup
@@ -127,16 +128,16 @@ class Call:
 class Bench:
     """An engine, and the calls that it is asked; the grammars of a kind of call are new with each `forget`."""
 
-    def __init__(self, make: Callable[..., Any], runner: Any, rows: int, tokens: int, threads: int) -> None:
-        tokenizer = make_tokenizer(VOCAB)
-        self._vocabulary = make_vocabulary(tokenizer.to_str(), [VOCAB - 1], VOCAB)
-        self._make, self._runner, self._threads = make, runner, threads
+    def __init__(
+        self, make: Callable[..., Any], runner: Any, rows: int, tokens: int, crew: list[Worker]
+    ) -> None:
+        self._make, self._runner, self._crew = make, runner, crew
         self._rows, self._tokens, self._number = rows, tokens, 0
         self.forget()
 
     def forget(self) -> None:
         """No grammar is compiled any more."""
-        grammars = LLGrammars(lambda: self._vocabulary, num_tokens=VOCAB, threads=self._threads)
+        grammars = LLGrammars(lambda: self._crew, workers=len(self._crew))
         self.engine = self._make(constraints=Constraints(grammars, self._runner))
 
     def call(self, schemas: Sequence[str]) -> Call:
@@ -170,7 +171,7 @@ class Bench:
             prompt_token_ids=tuple(draw.randrange(VOCAB - 1) for _ in range(PROMPT)),
             sampling=SamplingParams(max_tokens=self._tokens, temperature=1.0, detokenize=False),
             seed=int(name),
-            eos_token_ids=frozenset() if bound is None else frozenset(self._vocabulary.eos_tokens),
+            eos_token_ids=frozenset() if bound is None else frozenset({VOCAB - 1}),
             constraint=bound,
             stream=False,
         )
@@ -209,11 +210,13 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[64, 256])
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
     parser.add_argument("--pace", type=float, default=3.0, help="milliseconds of a step")
-    parser.add_argument("--threads", type=int, default=mask_threads(), help="that fill masks")
+    parser.add_argument("--workers", type=int, default=mask_workers(), help="that fill masks")
     parser.add_argument("--calls", type=int, default=3, help="of each kind")
     asked = parser.parse_args(given)
     columns = ("rows", "answers", "free tok/s", "tok/s", "share", "least", "late", "masks us")
-    table = Table(*columns, title=f"{asked.tokens} tokens each, {asked.threads} threads for masks")
+    table = Table(*columns, title=f"{asked.tokens} tokens each, {asked.workers} workers for masks")
+    settings = Settings(make_tokenizer(VOCAB).to_str(), (VOCAB - 1,), VOCAB, VOCAB)
+    crew = start_workers(settings, asked.workers)
     for rows in asked.rows:
         length = PROMPT + asked.tokens
         limits = Limits(
@@ -234,7 +237,7 @@ def main(given: Sequence[str] | None = None) -> None:
             clock=SystemClock(),
             depth=2,
         )
-        bench = Bench(make, runner, rows, asked.tokens, asked.threads)
+        bench = Bench(make, runner, rows, asked.tokens, crew)
         measure(bench, rows, asked.calls, table)
     Console(width=120).print(table)
 

@@ -24,8 +24,9 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from nanoserve.adapters.llguidance.crew import start_workers
 from nanoserve.adapters.llguidance.grammars import LLGrammars
-from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
+from nanoserve.adapters.llguidance.serving import Settings
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
@@ -161,10 +162,8 @@ def make_request(number: int, eos_token_ids: frozenset[int], *, bound: bool) -> 
     )
 
 
-def measure(
-    tokenizer: Tokenizer, vocabulary: Any, rows: int, steps: int, threads: int, *, phases: bool = False
-) -> list[float]:
-    """One line: microseconds per row and step. No threads: free rows."""
+def measure(settings: Settings, rows: int, steps: int, workers: int, *, phases: bool = False) -> list[float]:
+    """One line: microseconds per row and step. No workers: free rows."""
     limits = Limits(
         max_num_seqs=rows,
         max_num_batched_tokens=8192,
@@ -174,7 +173,7 @@ def measure(
         num_blocks=rows * 80,
     )
     runner = DiceRunner(rows)
-    grammars = LLGrammars(lambda: vocabulary, num_tokens=tokenizer.get_vocab_size(), threads=max(threads, 1))
+    grammars = LLGrammars(lambda: start_workers(settings, workers), workers=max(workers, 1))
     timed = Timed()
     for name, given in (("consume", "consume"), ("begin", "fill")) if phases else ():
         setattr(grammars, given, timed.wrap(name, getattr(grammars, given)))
@@ -187,7 +186,7 @@ def measure(
         constraints=Constraints(grammars, runner),
     )
     for number in range(rows):
-        engine.add(make_request(number, frozenset(vocabulary.eos_tokens), bound=threads > 0))
+        engine.add(make_request(number, frozenset(settings.ends), bound=workers > 0))
     while min(each.num_generated_tokens for each in engine.living()) < WARM_UP:
         errors = [each for each in engine.turn() if isinstance(each, TokensGenerated) and each.error]
         assert not errors, errors
@@ -215,20 +214,19 @@ def main(given: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=100, help="steps measured for each line")
-    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2], help="that fill masks")
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2], help="that fill masks")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 64, 256])
     parser.add_argument(
         "--phases", action="store_true", help="time calls, which costs time where clocks are dear"
     )
     asked = parser.parse_args(given)
-    tokenizer = make_tokenizer(VOCAB)
-    vocabulary = make_vocabulary(tokenizer.to_str(), [VOCAB - 1], VOCAB)
-    columns = ("rows", "threads", "cpu", "main", "wall", "consume", "begin", "wait")
+    settings = Settings(make_tokenizer(VOCAB).to_str(), (VOCAB - 1,), VOCAB, VOCAB)
+    columns = ("rows", "workers", "cpu", "main", "wall", "consume", "begin", "wait")
     table = Table(*columns, title="host work of rows that follow a grammar, us per row and step")
     for rows in asked.rows:
-        for threads in (0, *asked.threads):
-            figures = measure(tokenizer, vocabulary, rows, asked.steps, threads, phases=asked.phases)
-            table.add_row(str(rows), str(threads or "free"), *(f"{each:.2f}" for each in figures))
+        for workers in (0, *asked.workers):
+            figures = measure(settings, rows, asked.steps, workers, phases=asked.phases)
+            table.add_row(str(rows), str(workers or "free"), *(f"{each:.2f}" for each in figures))
     Console().print(table)
 
 

@@ -9,7 +9,7 @@ import threading
 from typing import Any
 from unittest import mock
 
-from nanoserve.adapters.llguidance.filling import MaskFiller
+from nanoserve.adapters.llguidance import crew, serving
 from nanoserve.entrypoints.compose.engine_host import main
 
 HELD = "CHAOS_HELD"
@@ -21,6 +21,9 @@ def _hold(*_given: Any) -> None:
     threading.Event().wait()
 
 
-if __name__ == "__main__":
-    with mock.patch.object(MaskFiller, "fill_one", _hold):
+if __name__ == "__main__" and len(sys.argv) > 2 and all(each.isdecimal() for each in sys.argv[1:]):
+    with mock.patch.object(serving.Desk, "fill", _hold):
+        serving.main(*map(int, sys.argv[1:]))
+elif __name__ == "__main__":
+    with mock.patch.object(crew, "SERVING", "tests.chaos.holding_engine"):
         sys.exit(main())

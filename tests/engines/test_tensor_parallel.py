@@ -25,6 +25,7 @@ from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.steering import PARTS, WeightsFacts
 from tests.patience import wait_until
+from tests.process.server_process import program_of
 from tests.routed import FAMILIES, check
 from tests.served import Answer, is_greedy
 from tests.unit.adapters.engine_process.client.engines import (
@@ -202,7 +203,8 @@ def test_weights_are_updated_on_all_ranks_or_on_none(name: str, tmp_path: Path) 
 
 def others_of(engine: RemoteEngine) -> list[int]:
     """The ranks that follow the engine's process."""
-    return [each.pid for each in psutil.Process(pid_of(engine)).children()]
+    children = psutil.Process(pid_of(engine)).children()
+    return [each.pid for each in children if "llguidance.serving" not in program_of(each)]
 
 
 async def test_a_killed_rank_takes_the_group_along_and_loses_no_answer() -> None:

@@ -28,7 +28,7 @@ from nanoserve.ports.errors import PromptTooLongError
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.sampling import PARAMETERS, SamplingParams
 from tests.hostile.lock_watch import longest_hold
-from tests.unit.adapters.llguidance.vocabularies import grammars_of, plain
+from tests.unit.adapters.llguidance.vocabularies import compiler_of, plain
 
 MOST_SECONDS = 0.02
 TRIES = 25
@@ -107,10 +107,9 @@ def test_bodies(name: str, kind: type[CompletionBody | ChatBody], field: bytes) 
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_constraints_at_the_door_and_in_the_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MAX_VERDICTS", 0)
-    grammars = grammars_of(plain())
+    making = compiler_of(plain()).make
     constraint = CONSTRAINTS[name]
     assert longest_hold(lambda: reading.check(constraint), TRIES, MOST_SECONDS) < MOST_SECONDS
-    making = grammars._make
     assert longest_hold(lambda: making(constraint), TRIES, MOST_SECONDS) < MOST_SECONDS
 
 

@@ -17,6 +17,8 @@ import psutil
 from tests.patience import PATIENCE, wait_until
 from tests.process.command import COMMAND, environment
 
+HELPERS = ("huggingface.template_process import", "adapters.llguidance.serving")
+
 
 def program_of(process: psutil.Process) -> str:
     """Its command; nothing where it has ended."""
@@ -65,7 +67,7 @@ class ServerProcess:
         return found
 
     def children(self, *, recursive: bool = False) -> list[psutil.Process]:
-        """Its living processes but for those that fill chat templates, of which each HTTP process has one.
+        """Its living processes but for those that fill chat templates, of which each HTTP process has one, and an engine's of grammars.
 
         A process shows the program of its parent until its own has begun.
         """
@@ -75,7 +77,7 @@ class ServerProcess:
         return [
             each
             for each, program in programs.items()
-            if program not in others and "huggingface.template_process import" not in program
+            if program not in others and not any(name in program for name in HELPERS)
         ]
 
     @contextlib.contextmanager

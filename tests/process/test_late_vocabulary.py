@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
-import pytest
+import psutil
 
 from nanoserve.adapters.engine_process.host.process import warm_up
-from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.events import TokensGenerated
@@ -16,17 +16,14 @@ from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 
 
-def test_it_is_made_by_the_first_constraint_or_when_the_start_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = list[object]()
+def serving() -> int:
+    """The processes that have begun to serve grammars, their workers left out."""
+    return sum(
+        "nanoserve.adapters.llguidance.serving" in each.cmdline() for each in psutil.Process().children()
+    )
 
-    def make(*how: Any) -> Any:
-        made.append(how)
-        return make_vocabulary(*how)
 
-    monkeypatch.setattr("nanoserve.entrypoints.compose.building.make_vocabulary", make)
-
+def test_it_is_made_by_the_first_constraint_or_when_the_start_is_over() -> None:
     def generate(engine: Any, constraint: Constraint | None, ends: frozenset[int]) -> str:
         sampling = SamplingParams(temperature=0.0, max_tokens=8)
         request = Request(
@@ -46,7 +43,10 @@ def test_it_is_made_by_the_first_constraint_or_when_the_start_is_over(
     warm_up(assembly.engine)
     ends = frozenset(assembly.tokenizer.eos_token_ids)
     assert generate(assembly.engine, None, ends)
-    assert not made
+    assert not serving()
     assert generate(assembly.engine, Constraint("regex", "[ab]{3}"), ends).strip("ab") == ""
     assembly.finish()
-    assert len(made) == 1
+    assert serving() == 1
+    del assembly
+    gc.collect()
+    assert not serving()

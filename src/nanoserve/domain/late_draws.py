@@ -33,8 +33,8 @@ class LateDraws:
             return
         self.is_undrawn = False
         drawn = constraints.draw(flight, ticket)
-        for sequence in drawn.stuck:
-            table.finish(sequence, FinishReason.ERROR, f"{AT_FAULT}leaves no token to draw")
+        for sequence, reason in drawn.stuck.items():
+            table.finish(sequence, FinishReason.ERROR, f"{AT_FAULT}{reason.removeprefix(AT_FAULT)}")
         table.counters.late_masks += len(drawn.late)
         late = [each for each in drawn.late if each.phase is Phase.RUNNING]
         again = [each for each in late if self._may_compute_again(each)]

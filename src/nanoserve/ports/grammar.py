@@ -179,13 +179,14 @@ class Masks(Mapping[int, memoryview]):
 
 @attrs.frozen
 class Filled:
-    """The masks that a block lacks: the `late` take too long, the `empty` would allow nothing.
+    """The masks that a block lacks: the `late` take too long, the `empty` would allow nothing; `errors` say why, where that is known.
 
     A late mask is still being made: do not use its matcher until it `is_ready`.
     """
 
     late: AbstractSet[int] = frozenset()
     empty: AbstractSet[int] = frozenset()
+    errors: Mapping[int, str] = attrs.field(factory=dict)
 
 
 class Grammars(Protocol):

@@ -333,6 +333,25 @@ def test_a_row_with_nothing_to_draw_ends_alone(depth: int, ends: Sequence[int]) 
     check(neighbour, found)
 
 
+class Telling(FiniteGrammars):
+    """Says why a mask is empty."""
+
+    def fill(
+        self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = (), /
+    ) -> Callable[[], Filled]:
+        filled = super().fill(matchers, block, drafts)()
+        return lambda: attrs.evolve(filled, errors=dict.fromkeys(filled.empty, "its grammar is lost"))
+
+
+def test_a_row_with_nothing_to_draw_says_why_where_that_is_known() -> None:
+    found = world(depth=2, grammars=Telling(VOCAB))
+    found.add("stuck", [4], eos=EOS, max_tokens=9, constraint=constraint("1 2"), min_tokens=5)
+    found.run()
+    answer = found.answer("stuck")
+    assert answer.last is not None
+    assert answer.last.error == "constraint: its grammar is lost"
+
+
 class Heard(ByteTokenizer):
     """Calls `hear` with each token that becomes text."""
 

@@ -72,20 +72,14 @@ class BudgetedMatcher(GrammarMatcher):
     """One answer whose reasoning has a budget of tokens, its marks left out."""
 
     def __init__(self, plain: GrammarMatcher, marks: Marks, left: int) -> None:
-        super().__init__(plain.inner, plain.ends, names_ids=True, lexer=plain.lexer)
+        super().__init__(plain.inner, plain.ends, names_ids=True)
         self._marks, self._left = marks, left
         self._stage = _Stage.BEGINNING if marks.open else _Stage.REASONING
         self._read = b""
 
-    may_move = False
-
     def copy(self) -> BudgetedMatcher:
         copied = BudgetedMatcher(super().copy(), self._marks, self._left)
-        copied._stage, copied._read, copied.pending_tokens = (
-            self._stage,
-            self._read,
-            self.pending_tokens.copy(),
-        )
+        copied._stage, copied._read = self._stage, self._read
         return copied
 
     def went_on(self, token: int) -> None:

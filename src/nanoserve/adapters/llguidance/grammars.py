@@ -1,261 +1,117 @@
-"""`ports.Grammars` by llguidance: constraints become grammars in workers, as often as their answers need, and matchers of them."""
+"""`ports.Grammars` by llguidance: constraints and answers are dealt out to workers, which write masks while the engine and the device do other things."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import re
+import itertools
+import math
 import threading
 import time
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Final
+from typing import Any, Final, cast
 
 import attrs
-from llguidance import LLMatcher, LLTokenizer
+import structlog
 
-from nanoserve.adapters.llguidance.budgets import with_budget
-from nanoserve.adapters.llguidance.filling import MaskFiller
+from nanoserve.adapters.llguidance.answers import TRIES, Answer, Compiled, CompiledGrammar, Living, new_number
+from nanoserve.adapters.llguidance.crew import CrewLostError, Worker
 from nanoserve.adapters.llguidance.limits import check_size
-from nanoserve.adapters.llguidance.matchers import GrammarMatcher, SharedLexer
-from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, grammar_text, refusal
+from nanoserve.adapters.llguidance.serving import Say, State, Word, stamp
 from nanoserve.adapters.llguidance.workers import LOW_PRIORITY, FairWorkers
-from nanoserve.ports.grammar import (
-    Constraint,
-    ConstraintKind,
-    Filled,
-    Grammar,
-    GrammarCounts,
-    MaskBlock,
-    Matcher,
-    Pending,
-)
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.grammar import Constraint, Filled, GrammarCounts, MaskBlock, Matcher
 
 CACHE_BYTES: Final = 384 << 20
 """Room for 256 different schemas of up to 8,000 characters, as many as there may be rows."""
 LIVING_BYTES: Final = 512 << 20
 """Bytes of all grammars that are cached or in use; beyond it no other is made."""
-FULL_BYTES: Final = 32 << 20
-"""Bytes of all states that a lexer may have."""
 BYTES_PER_CHARACTER: Final = 64
 """Bytes of a grammar for each character of its constraint: an estimate from above."""
 GRAMMAR_BYTES: Final = 1 << 20
 """Bytes of any grammar, the states of its lexer included: an estimate from above of those that are in use. Schemas of 300 to 2,800 characters take
 70 to 160 KB as they are made, 300 to 460 after an answer of 400 tokens, 500 to 1,200 after nine."""
-CHEAP_SECONDS: Final = 0.05
-"""A lexer that takes less is made for each answer, because those that share one wait for each other's dear masks."""
-MOST_LEXERS: Final = 32
-"""Lexers of one constraint."""
-FEW: Final = 4
-"""Answers of a lexer that is used up which may stay with it."""
-USES: Final = 64
-"""Answers of a lexer, whose states become more with each, before it is made again."""
-WORKERS: Final = 2
 REST_SECONDS: Final = 0.002
-LITERAL: Final = {
-    ConstraintKind.JSON_SCHEMA,
-    ConstraintKind.JSON_OBJECT,
-    ConstraintKind.REGEX,
-    ConstraintKind.CHOICE,
-}
-"""Kinds whose text speaks of characters alone, and of no tokens."""
-IDS: Final = re.compile(r"<\[([0-9]{1,9})\]>")
-"""Ids of single tokens in a grammar; lists and ranges of them look otherwise."""
-NAMES: Final = re.compile(r"<[^<>\s]+>")
-"""Names of special tokens in a grammar."""
-
-
-class Living:
-    """The approximate bytes of cached and used grammars; thread-safe."""
-
-    def __init__(self) -> None:
-        self._sizes = weakref.WeakKeyDictionary[SharedLexer, int]()
-        self._lock = threading.Lock()
-
-    def add(self, lexer: SharedLexer, size: int) -> None:
-        """Count a grammar until the last of its matchers is gone."""
-        with self._lock:
-            self._sizes[lexer] = size
-
-    def total(self) -> int:
-        """Bytes of all; a lexer that has all its states counts as those."""
-        with self._lock:
-            return sum(FULL_BYTES if lexer.is_full else size for lexer, size in self._sizes.items())
-
-
-class CompiledGrammar:
-    """A grammar at its beginning, with a lexer that all its matchers share; one of several of a constraint.
-
-    Attributes:
-        beginning: a matcher that has consumed nothing.
-        seconds: of a processor, what making it took.
-        answers: how many it has served.
-    """
-
-    def __init__(self, beginning: GrammarMatcher, seconds: float, lexers: Lexers | None = None) -> None:
-        self.beginning, self.seconds = beginning, seconds
-        self._lexers = (lambda: None) if lexers is None else weakref.ref(lexers)
-        self.answers = 0
-
-    @property
-    def is_used_up(self) -> bool:
-        """True if it has served as many as it may."""
-        return self.answers >= USES
-
-    @property
-    def is_over(self) -> bool:
-        """True if it is used up, and so few answers are left that none has to move."""
-        return self.is_used_up and self.living <= FEW
-
-    @property
-    def living(self) -> int:
-        """Its matchers in use."""
-        return len(self.beginning.lexer) - 1
-
-    def matcher(self) -> GrammarMatcher:
-        """One that has consumed nothing, of that lexer of the constraint that has least to do."""
-        lexers = self._lexers()
-        grammar = self if lexers is None else lexers.choose(self)
-        grammar.answers += 1
-        return grammar.beginning.copy()
-
-
-class Lexers:
-    """One constraint, compiled as often as its answers need: a lexer serves one thread at a time, and grows with every answer.
-
-    All wait for the first. A crowd shares what is there, and is spread over the others as they are made.
-
-    Attributes:
-        made: those that serve or will, `MOST_LEXERS` at the most, beside some that are used up.
-        size: bytes that they are counted for.
-    """
-
-    size = 0
-
-    def __init__(self, make: Callable[[str, Lexers], Future[CompiledGrammar]], client: str) -> None:
-        self._make, self._client = make, client
-        self._known: list[CompiledGrammar] = []
-        self.made = [make(client, self)]
-
-    def pick(self, client: str) -> Future[CompiledGrammar]:
-        """One to wait for: the first that is made or will be."""
-        self._client = client
-        if len(self._sound()) < len(self.made):
-            self._keep([each for each in self.made if not _is_spent(each)] or [self._make(client, self)])
-            return next((each for each in self.made if _is_sound(each)), self.made[0])
-        return self.made[0]
-
-    def choose(self, default: CompiledGrammar) -> CompiledGrammar:
-        """For one more answer. Others are begun where those that are there have too much to do, or are used up."""
-        sound = self._sound()
-        used_up = [each for each in sound if each.is_used_up]
-        found = next((each for each in sound if not each.living and not each.is_used_up), None)
-        if found is None:
-            found = min(sound, key=lambda each: (each.is_used_up, each.living), default=default)
-            for _ in range(len(self.made) - len(used_up), self._wanted(sound, 1)):
-                self.made.append(self._make(self._client, self))
-        if used_up and len(used_up) < len(sound):
-            self._keep([each for each in self.made if not each.done() or not each.result().is_over])
-        return found
-
-    def _keep(self, made: list[Future[CompiledGrammar]]) -> None:
-        self.made, self._known = made, []
-
-    def spread(self) -> int:
-        """Move answers of crowded lexers to the others; returns how many."""
-        sound, moved = self._sound(), 0
-        share = -(-sum(each.living for each in sound) // self._wanted(sound, 0))
-        crowded = [each for each in sound if each.living > share]
-        movable = [(each, one) for each in crowded for one in each.beginning.lexer if one.may_move]
-        for target in [each for each in sound if not each.is_used_up]:
-            while target.living < share and movable:
-                source, matcher = movable.pop()
-                if source.living > share and matcher is not source.beginning:
-                    matcher.move(target.beginning)
-                    target.answers += 1
-                    moved += 1
-        return moved
-
-    def _sound(self) -> list[CompiledGrammar]:
-        """Those that are made and serve; looked for again only where that may change."""
-        if len(self._known) < len(self.made) or any(each.beginning.lexer.is_full for each in self._known):
-            self._known = [each.result() for each in self.made if _is_sound(each)]
-        return self._known
-
-    def _wanted(self, sound: Sequence[CompiledGrammar], more: int) -> int:
-        """How many lexers there should be for all answers and so many `more`; one where they are expensive."""
-        if any(each.seconds >= CHEAP_SECONDS for each in sound):
-            return 1
-        return min(sum(each.living for each in sound) + more, MOST_LEXERS) or 1
-
-
-def _is_sound(made: Future[CompiledGrammar]) -> bool:
-    return made.done() and not _is_spent(made) and not made.exception()
-
-
-def _is_spent(made: Future[CompiledGrammar]) -> bool:
-    """True if it serves no other answer: it was cancelled, or its lexer is full and fails answers that another one would serve."""
-    return made.cancelled() or (
-        made.done() and not made.exception() and made.result().beginning.lexer.is_full
-    )
+PAUSE: Final = 0.0002
+"""Seconds between two looks for late masks while nothing else is done."""
+DRAFT_SECONDS: Final = 0.001
+"""Drafts that take longer are none."""
+FIRST_INTERVAL: Final = 0.01
+"""Seconds between two steps, until it is known."""
+OVERLAP: Final = 0.5
+"""Share of the time between two steps for which the device is surely at work when the masks of the next one are asked for, and the engine's own work fits in, too."""
+GRACE: Final = 0.03
+"""Share of that time that few masks have after the one that has come last, if one has,"""
+FEW: Final = 8
+"""and these are few: one of so many."""
+STEPS: Final = 16
+"""Newest steps that are looked at: the fastest quarter says how long a step takes that nothing held up."""
+MOST_WAIT: Final = 0.05
+"""Seconds that a step waits at the most, where it has nothing else to draw."""
+CREWS: Final = 8
+"""Crews that a constraint waits for, where others have ended them."""
+_Missing = list[tuple[int, int, Answer, int]]
+"""Masks that have not come: their stamps, their numbers, whose they are, and how many are behind each."""
+_SPENT: Final = threading.local()
+"""The `seconds` that workers have computed for what a thread has asked."""
 
 
 class LLGrammars:
     """Grammars of one vocabulary; of one engine, which calls it from one thread.
 
-    Ids from `num_tokens` on, which a model's logits may have beyond its tokenizer's, are never allowed. Masks are computed by
-    so many `threads`. `make` makes the vocabulary, when it is first wanted.
+    `start` starts as many workers as there are, when they are first wanted.
 
     Attributes:
+        patience: seconds that a step waits; None if the steps before say it.
         living: what its grammars take.
-        moves: answers that have gone over to another lexer.
     """
 
-    def __init__(self, make: Callable[[], LLTokenizer], *, num_tokens: int, threads: int) -> None:
-        self._make_vocabulary, self._num_tokens = make, num_tokens
-        self._filler = MaskFiller(num_tokens, threads, functools.cache(lambda: self._matcher("")))
+    patience: float | None = None
+    draft_patience = DRAFT_SECONDS
+
+    def __init__(self, start: Callable[[], list[Worker]], *, workers: int) -> None:
+        self._start, self.loads = start, [0] * workers
         self.living = living = Living()
-        self._workers = FairWorkers[CompiledGrammar](
-            WORKERS, lambda: living.total() < LIVING_BYTES, priority=LOW_PRIORITY
+        self._compilers = FairWorkers[Compiled](
+            workers,
+            lambda: living.total() < LIVING_BYTES,
+            priority=LOW_PRIORITY,
+            cost=lambda: getattr(_SPENT, "seconds", 0.0),
         )
-        self._growing = weakref.WeakSet[Lexers]()
-        self.moves = 0
-        self._cache: OrderedDict[Constraint, Lexers] = OrderedDict()
+        self._cache: OrderedDict[Constraint, CompiledGrammar] = OrderedDict()
         self._cached_bytes = 0
-        self._compiling: set[Future[CompiledGrammar]] = set()
-        self._lock = threading.Lock()
-        self._compiles, self._compile_seconds = 0, 0.0
+        self._next = itertools.cycle(range(workers))
+        self._compiling: set[Future[Compiled]] = set()
+        self._lock, self._fence = threading.Lock(), threading.Lock()
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._workers: Future[list[Worker]] | None = None
+        self._started, self._interval = 0.0, FIRST_INTERVAL
+        self._intervals = deque([FIRST_INTERVAL], maxlen=STEPS)
+        self._compiles, self._compile_seconds, self._steps, self._seconds = 0, 0.0, 0, 0.0
 
-    @functools.cached_property
-    def vocabulary(self) -> Future[LLTokenizer]:
-        """Made by a thread from when this is first read, which the engine's thread does before any worker."""
-        return ThreadPoolExecutor(1, thread_name_prefix="vocabulary").submit(self._make_vocabulary)
+    def begin(self) -> None:
+        """Start the workers, which takes a moment, unless they are there."""
+        with self._lock:
+            if self._workers is None:
+                self._workers = self._starter.submit(self._start)
+                self._starter.submit(_introduce, self._workers)
 
-    @functools.cached_property
-    def _special(self) -> Mapping[str, int]:
-        known = self.vocabulary.result()
-        special = filter(known.is_special_token, range(self._num_tokens))
-        return {known.decode_str([each]): each for each in special}
-
-    @functools.cached_property
-    def _ends(self) -> frozenset[int]:
-        """One that text can make too is allowed as text, and only the engine knows better."""
-        known = self.vocabulary.result()
-        return frozenset(known.eos_tokens if all(map(known.is_special_token, known.eos_tokens)) else ())
-
-    def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:
+    def compile(self, constraint: Constraint, /, client: str = "") -> CompiledGrammar:
         """As in `Grammars`. The newest are kept, those that were refused among them."""
         check_size(constraint)
-        self.vocabulary  # noqa: B018 - begins it
+        self.begin()
         key = attrs.evolve(constraint, after=())
-        lexers = self._cache.get(key)
-        if lexers is None:
-            lexers = self._cache[key] = Lexers(lambda whose, lexers: self._begin(key, whose, lexers), client)
+        found = self._cache.get(key)
+        if found is None or found.is_void:
+            make = functools.partial(LLGrammars._order, weakref.proxy(self), key)
+            found = self._cache[key] = CompiledGrammar(make, self.loads, client, next(self._next))
+        found.client = client
         self._cache.move_to_end(key)
-        found = lexers.pick(client)
-        before, lexers.size = lexers.size, _bytes_of(key) * len(lexers.made)
-        self._cached_bytes += lexers.size - before
+        before, found.size = found.size, _bytes_of(key) * sum(map(len, found.made.values()))
+        self._cached_bytes += found.size - before
         self._make_room(1)
         return found
 
@@ -267,82 +123,193 @@ class LLGrammars:
             full = self.living.total() >= LIVING_BYTES
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
-        return self._filler.consume(tokens)
+        for answer, token in cast("Sequence[tuple[Answer, int]]", tokens):
+            answer.said.append(token)
+            if answer.compiled is not None:
+                answer.compiled.worker.queue.extend((Say.TOKENS, answer.number, 1, token))
+        self._send()
+        return {}
 
     def draft(self, matcher: Matcher, count: int, more: Callable[[list[int]], Sequence[int]], /) -> list[int]:
-        assert isinstance(matcher, GrammarMatcher)
-        return matcher.draft(count, more, self.vocabulary.result().tokenize_bytes)
+        assert isinstance(matcher, Answer)
+        if matcher.compiled is None or matcher.compiled.names_ids:
+            return []
+        length = self._ask(matcher, Say.FORCED, [count])
+        if length is None:
+            return []
+        width = matcher.compiled.worker.seats.width
+        forced = matcher.masks[width : width + 4 * length].cast("i").tolist()
+        found = [*forced, *more(forced)][:count]
+        return found[: self._ask(matcher, Say.VALID, found) or 0] if found else []
+
+    def _ask(self, answer: Answer, question: int, given: Sequence[int]) -> int | None:
+        """The reply of an answer's worker to a question; None if that takes time."""
+        answer.asked += 1
+        answer.tell(question, [answer.asked, *given])
+        self._send()
+        until = time.perf_counter() + self.draft_patience
+        while answer.words[Word.ANSWER] != stamp(answer.number, answer.asked):
+            if time.perf_counter() > until:
+                return None
+            time.sleep(0)
+        with self._fence:
+            return answer.words[Word.COUNT]
 
     def fill(
         self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = (), /
     ) -> Callable[[], Filled]:
-        if self._growing:
-            self.moves += sum(each.spread() for each in self._growing)
-            growing = (each for each in self._growing if not all(made.done() for made in each.made))
-            self._growing = weakref.WeakSet(growing)
-        return self._filler.fill(matchers, block, drafts)
+        started = time.perf_counter()
+        self._intervals.append(started - self._started)
+        self._interval = sorted(self._intervals)[len(self._intervals) // 4]
+        self._started = started
+        self._look_after()
+        missing, late, errors, number = _Missing(), set[int](), dict[int, str](), 0
+        answers = cast("Sequence[Answer]", matchers)
+        for answer, behind in zip(answers, drafts or itertools.repeat(()), strict=False):
+            if answer.is_open():
+                if behind:
+                    answer.asked += 1
+                    answer.tell(Say.DRAFTS, [answer.asked, *behind])
+                missing.append((stamp(answer.number, len(answer.said)), number, answer, len(behind)))
+            elif answer.error:
+                errors[number] = answer.error
+            else:
+                late.add(number)
+            number += 1 + len(behind)
+        self._send()
+        self._steps += 1
+        self._seconds += time.perf_counter() - started
+        return lambda: self._wait(missing, late, errors, block, started)
+
+    def _wait(
+        self, missing: _Missing, late: set[int], errors: dict[int, str], block: MaskBlock, started: float
+    ) -> Filled:
+        began, came = time.perf_counter(), math.inf
+        while True:
+            here = [each for each in missing if each[2].words[Word.MASK] == each[0]]
+            with self._fence:  # what is written before a stamp is seen behind it
+                gone = {each[1] for each in here if self._take(*each[1:], block, errors)}
+            now = time.perf_counter()
+            if gone:
+                missing, came = [each for each in missing if each[1] not in gone], now
+            most = started + self._most(len(missing), block), came + self._grace(missing, block)
+            if not missing or now >= min(most):
+                break
+            if (made := missing[0][2].compiled) is None or made.worker.crew.look():
+                break  # other workers are told all again
+            time.sleep(0)
+        for number in errors:
+            block.mask(number)[:] = bytes(block.width)
+        self._seconds += now - began
+        return Filled(late.union(each[1] for each in missing), errors.keys(), errors)
+
+    def _grace(self, missing: Sequence[object], block: MaskBlock) -> float:
+        """Seconds that few missing masks have after the one that has come last: they are dear, and most of them would need much more."""
+        is_few = self.patience is None and len(missing) * FEW <= block.step_rows
+        return self._interval * GRACE if is_few else math.inf
+
+    def _most(self, missing: int, block: MaskBlock) -> float:
+        """Seconds until as many tokens would come in the time without the rows that are missing as with them."""
+        if self.patience is not None:
+            return self.patience
+        drawn = max(block.step_rows - missing, missing * self._interval / MOST_WAIT)
+        return self._interval * (OVERLAP + missing / drawn)
+
+    def _take(
+        self, number: int, answer: Answer, ahead: int, block: MaskBlock, errors: dict[int, str]
+    ) -> bool:
+        """Copy an answer's masks to where they belong; false if those behind its drafts are not there."""
+        words, width = answer.words, block.width
+        if (state := words[Word.STATE]) & State.LOST:
+            errors[number] = bytes(answer.masks[: words[Word.ERROR]]).decode(errors="replace")
+            assert answer.compiled is not None
+            answer.compiled.is_full = answer.compiled.is_full or bool(state & State.FULL)
+            return True
+        if ahead and words[Word.AHEAD] != stamp(answer.number, answer.asked):
+            return False
+        size = (1 + ahead) * width
+        block.memory[number * width : number * width + size] = answer.masks[:size]
+        return True
 
     def is_ready(self, matcher: Matcher, /) -> bool:
-        assert isinstance(matcher, GrammarMatcher)
-        return not matcher.lexer.is_in_use
+        assert isinstance(matcher, Answer)
+        if not matcher.is_ready and matcher.is_open():
+            self._send()
+        return matcher.is_ready or bool(matcher.error)
 
     def rest(self) -> None:
+        self._look_after()
         self._compiling = {each for each in self._compiling if not each.done()}
         if self._compiling and self.living.total() >= LIVING_BYTES:
             self._make_room(0)  # nothing runs: what nobody uses would keep everybody waiting
         if self._compiling:
             wait(self._compiling, timeout=REST_SECONDS, return_when=FIRST_COMPLETED)
         else:
-            self._filler.rest(REST_SECONDS)
+            time.sleep(PAUSE)
 
     def counts(self) -> GrammarCounts:
-        return GrammarCounts(self._compiles, self._compile_seconds, self._filler.steps, self._filler.seconds)
+        return GrammarCounts(self._compiles, self._compile_seconds, self._steps, self._seconds)
 
-    def _begin(self, constraint: Constraint, client: str, lexers: Lexers) -> Future[CompiledGrammar]:
-        kept = weakref.ref(lexers)
-        made = self._workers.submit(client, lambda: self._make(constraint, kept()))
-        self._growing.add(lexers)
+    def _send(self) -> None:
+        found = self._workers
+        for each in found.result() if found is not None and found.done() and not found.exception() else ():
+            each.send()
+
+    def _look_after(self) -> None:
+        """Start other workers where these have ended; they are told all tokens again as their answers are asked for."""
+        before = self._workers
+        if before is not None and before.done() and (before.exception() or before.result()[0].crew.look()):
+            with self._lock:
+                if self._workers is before:
+                    self._workers = self._starter.submit(self._start)
+
+    def _order(self, constraint: Constraint, client: str, index: int) -> Future[Compiled]:
+        made = self._compilers.submit(client, functools.partial(self._make, constraint, index))
         # An engine that always has steps to wait for never rests, and what is done must not be kept here.
         self._compiling = {each for each in self._compiling if not each.done()} | {made}
         return made
 
-    def _make(self, constraint: Constraint, lexers: Lexers | None = None) -> CompiledGrammar:
-        """In a worker: nothing of it is logged, as it is the client's."""
-        started, busy = time.perf_counter(), time.thread_time()
+    def _make(self, constraint: Constraint, index: int) -> Compiled:
+        """In a thread, which waits for a worker."""
+        started = time.perf_counter()
         try:
-            beginning, limit = self._beginning(constraint), constraint.reasoning
-            if limit is not None:
-                beginning = with_budget(beginning, limit, self.vocabulary.result(), self._matcher)
-            self.living.add(beginning.lexer, _bytes_of(constraint))
-            return CompiledGrammar(beginning, time.thread_time() - busy, lexers)
-        except Exception as error:  # noqa: BLE001 - it is raised again
-            # It is kept, and the frames that it came through hold the library's objects.
-            raise error.with_traceback(None) from None
+            worker, number, answer = self._answer(constraint, index)
         finally:
             with self._lock:
                 self._compiles += 1
                 self._compile_seconds += time.perf_counter() - started
+        _SPENT.seconds = getattr(_SPENT, "seconds", 0.0) + answer["seconds"]
+        if refused := answer.get("refused"):
+            name, message = refused
+            raise BadValueError(name, message.removeprefix(f"{name}: ")) if name else RuntimeError(message)
+        made = Compiled(worker, number, frozenset(answer["ends"]), answer["names_ids"], answer["seconds"])
+        self.living.add(made, _bytes_of(constraint))
+        return made
 
-    def _beginning(self, constraint: Constraint) -> GrammarMatcher:
-        text = grammar_text(constraint, self._special.__contains__)
-        matcher = self._matcher(text)
-        mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # whose states every copy then has
-        error = matcher.get_error()
-        if error or not any(mask):
-            raise refusal(constraint.kind, error)
-        if constraint.kind in LITERAL:
-            return GrammarMatcher(matcher, self._ends)
-        names_ids = text.count("<[") != len(IDS.findall(text))
-        names_ids = names_ids or any(int(each) >= self._num_tokens for each in IDS.findall(text))
-        names_ends = names_ids or any(map(self._is_end, NAMES.findall(text)))
-        return GrammarMatcher(matcher, frozenset() if names_ends else self._ends, names_ids=names_ids)
+    def _answer(self, constraint: Constraint, index: int) -> tuple[Worker, int, dict[str, Any]]:
+        assert self._workers is not None
+        culprits = 0
+        for _ in range(CREWS):
+            with contextlib.suppress(OSError):
+                worker, number = self._workers.result()[index], new_number()
+                try:
+                    return worker, number, worker.ask(number, constraint)
+                except CrewLostError:
+                    culprits += worker.crew.culprit == index
+            if culprits >= TRIES:
+                raise BadValueError("constraint", f"to compile it has ended a process {TRIES} times")
+            self._look_after()
+        raise CrewLostError("the processes that compile it have ended")
 
-    def _matcher(self, text: str) -> LLMatcher:
-        return LLMatcher(self.vocabulary.result(), text, log_level=0, limits=PARSER_LIMITS)
 
-    def _is_end(self, name: str) -> bool:
-        found = IDS.fullmatch(name)
-        return (int(found[1]) if found else self._special.get(name)) in self._ends
+def _introduce(workers: Future[list[Worker]]) -> None:
+    """Warn where no grammar can be made."""
+    first = workers.result()[0]
+    with contextlib.suppress(CrewLostError):
+        refused = first.ask(0, Constraint("regex", "a")).get("refused")
+        first.freed.append((Say.DROP, 0, 0))
+        if refused:
+            structlog.get_logger().warning("no structured output", reason=refused[1])
 
 
 def _bytes_of(constraint: Constraint) -> int:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import structlog
 from llguidance import LLTokenizer
 
 from nanoserve.ports.errors import BadValueError
@@ -16,7 +15,7 @@ def make_vocabulary(tokenizer_json: str, eos_token_ids: Sequence[int], width: in
     """Make one of a tokenizer.json's text, padded to the `width` of the logits. Holds the interpreter's lock: half a second for 128,000 tokens.
 
     Special tokens, and added ones that look like `<this>`, are no text. Added ones behind the logits, such as Gemma 3's of an image, are
-    left out. Warns and raises `BadValueError` for a tokenizer that joins neither bytes nor sentencepiece's pieces.
+    left out. Raises `BadValueError` for a tokenizer that joins neither bytes nor sentencepiece's pieces.
     """
     described: dict[str, Any] = json.loads(tokenizer_json)
     if any(each["id"] >= width for each in described["added_tokens"]):
@@ -31,5 +30,4 @@ def make_vocabulary(tokenizer_json: str, eos_token_ids: Sequence[int], width: in
         return LLTokenizer(tokenizer_json, n_vocab=width, eos_token=list(eos_token_ids))
     except Exception as error:
         reason = f"the model's tokenizer is of a kind that no grammar can follow: {error}"
-        structlog.get_logger().warning("no structured output", reason=reason)
         raise BadValueError("constraint", reason) from error

@@ -137,10 +137,16 @@ class _Lines:
         return min(served, key=lambda each: (self._running[each], owed.get(each, 0)), default=None)
 
 
-def _run(lines: _Lines, cost: Callable[[], float], of_debtors: bool, priority: int) -> None:
-    if of_debtors and priority and sys.platform == "linux":  # where a thread has a priority of its own
+def lower_priority(priority: int) -> None:
+    """Give the calling thread a priority, as `nice` counts, unless that is 0."""
+    if priority and sys.platform == "linux":  # where a thread has one of its own
         with contextlib.suppress(OSError):  # it has less already
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
+
+
+def _run(lines: _Lines, cost: Callable[[], float], of_debtors: bool, priority: int) -> None:
+    if of_debtors:
+        lower_priority(priority)
     while (found := lines.pop(of_debtors=of_debtors)) is not None:
         client, work = found
         started = cost()

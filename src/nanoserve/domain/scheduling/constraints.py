@@ -47,9 +47,9 @@ from nanoserve.ports.step import TokenLogprobs
 
 @attrs.frozen
 class DrawOutcome:
-    """Sequences of a step without a token: the `stuck` may draw none, and the masks of the `late` are not there yet."""
+    """Sequences of a step without a token: the `stuck` may draw none, with the reason, and the masks of the `late` are not there yet."""
 
-    stuck: list[Sequence]
+    stuck: dict[Sequence, str]
     late: list[Sequence]
 
 
@@ -243,13 +243,16 @@ class Constraints:
         filled = filling.wait()
         living = self.matchers
         numbers = {row: number for number, (row, each) in filling.rows.items() if each in living}
-        drawn = DrawOutcome([], [])
+        drawn = DrawOutcome({}, [])
         empty = self._set_ends(filling, filled) if self._unsure else filled.empty
-        for missing, sequences in ((filled.late, drawn.late), (empty, drawn.stuck)):
-            for number in sorted(missing):
-                row, sequence = filling.rows[number]
-                if numbers.pop(row, None) is not None:
-                    sequences.append(sequence)
+        for number in sorted({*filled.late, *empty}):
+            row, sequence = filling.rows[number]
+            if numbers.pop(row, None) is None:
+                continue
+            if number in filled.late:
+                drawn.late.append(sequence)
+            else:
+                drawn.stuck[sequence] = filled.errors.get(number) or "leaves no token to draw"
         for _, sequence in filling.rows.values() if self.late else ():
             self.late.pop(sequence, None)
         self.late.update((each, living[each]) for each in drawn.late)

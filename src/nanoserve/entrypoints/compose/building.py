@@ -20,8 +20,9 @@ from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.generation_config import read_sampling_defaults
 from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
+from nanoserve.adapters.llguidance.crew import Worker, start_workers
 from nanoserve.adapters.llguidance.grammars import LLGrammars
-from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
+from nanoserve.adapters.llguidance.serving import Settings
 from nanoserve.adapters.pytorch import devices
 from nanoserve.adapters.pytorch.cuda.virtual_memory import VirtualMemory, virtual_memories
 from nanoserve.adapters.pytorch.memory import (
@@ -221,11 +222,12 @@ def _grammars(tokenizer: HFTokenizer, spec: ModelSpec) -> LLGrammars | None:
     ends = (*spec.eos_token_ids, *tokenizer.eos_token_ids)
     if not ends or spec.encoder is not None:
         return None
-    return LLGrammars(
-        lambda: make_vocabulary(tokenizer.description, ends, spec.vocab_size),
-        num_tokens=min(tokenizer.vocab_size, spec.vocab_size),
-        threads=choices.mask_threads(),
-    )
+    count, num_tokens = choices.mask_workers(), min(tokenizer.vocab_size, spec.vocab_size)
+
+    def start() -> list[Worker]:
+        return start_workers(Settings(tokenizer.description, ends, spec.vocab_size, num_tokens), count)
+
+    return LLGrammars(start, workers=count)
 
 
 def _assemble(
@@ -249,7 +251,7 @@ def _assemble(
         facts=facts,
         dialect_facts=tokenizer.dialect_facts,
         pooler=choose_pooler(settings.task, tokenizer, loaded.found.spec.hidden_size),
-        finish=lambda: grammars and grammars.vocabulary,
+        finish=grammars.begin if grammars else lambda: None,
     )
 
 

@@ -20,7 +20,6 @@ from nanoserve.ports.request import DEFERRED_CLASS
 
 SHORTEST_CHOSEN: Final = 1024
 """A shorter context is used only if it is asked for."""
-MOST_MASK_THREADS: Final = 8
 _MOST_DEFERRED: Final = 4096
 FitT = TypeVar("FitT")
 
@@ -269,9 +268,9 @@ def choose_model_length(settings: EngineSettings, spec: ModelSpec, fits: Callabl
             length //= 2
 
 
-def mask_threads() -> int:
-    """Threads for the masks of structured output: half of all, because the engine and its device driver need theirs."""
-    return max(1, min(MOST_MASK_THREADS, usable_cores() // 2))
+def mask_workers() -> int:
+    """Processes for the masks of structured output: three of four cores, 16 at the most, but two where there are as many."""
+    return min(usable_cores(), max(2, min(16, usable_cores() * 3 // 4)))
 
 
 def make_classes(written: str | None) -> tuple[RequestClass, ...]:

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from nanoserve.adapters.llguidance.answers import Answer
 from nanoserve.adapters.llguidance.grammars import LLGrammars
-from nanoserve.adapters.llguidance.matchers import GrammarMatcher
 from nanoserve.domain.text.dialects.families import DIALECTS
 from nanoserve.domain.text.dialects.tokenized import TokenizedDialect
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 from tests.unit.adapters.llguidance.dialect_vocabulary import Vocabulary
-from tests.unit.adapters.llguidance.vocabularies import allowed, grammars_of, plain
+from tests.unit.adapters.llguidance.vocabularies import allowed, patient, plain, vocabulary_of
 
 SCHEMA: Final[dict[str, Any]] = {"enum": ["red", "blue"]}
 JSON: Final = Constraint("json_schema", json.dumps(SCHEMA))
@@ -49,16 +49,14 @@ class Subject:
     open: str = "<think>"
     close: str = "</think>"
 
-    def matcher(self, constraint: Constraint | None) -> GrammarMatcher:
+    def matcher(self, constraint: Constraint | None) -> Answer:
         assert constraint is not None
         pending = self.grammars.compile(constraint)
         while not pending.done():
             self.grammars.rest()
-        matcher = pending.result().matcher()
-        assert isinstance(matcher, GrammarMatcher)
-        return matcher
+        return pending.result().matcher()
 
-    def answer(self, matcher: GrammarMatcher, wished: Sequence[bytes]) -> list[bytes]:
+    def answer(self, matcher: Answer, wished: Sequence[bytes]) -> list[bytes]:
         """What a model says that wishes to say this, and else says the first token that it may; its end left out."""
         texts = {token: text for text, token in self.ids.items()}
         said: list[bytes] = []
@@ -76,8 +74,7 @@ class Subject:
 
 def of_bytes(name: str, marks: Sequence[str], *, is_harmony: bool = False) -> Subject:
     vocabulary = Vocabulary(marks)
-    grammars = LLGrammars(lambda: vocabulary.inner, num_tokens=len(vocabulary.tokens), threads=1)
-    grammars._filler.patience = 60  # no mask is late because a machine is slow
+    grammars = patient(vocabulary.inner, len(vocabulary.tokens))
     dialect = TokenizedDialect(DIALECTS[name], {token: mark for mark, token in vocabulary.ids.items()})
     ids = {text: token for token, text in enumerate(vocabulary.tokens)}
     around = (
@@ -91,8 +88,8 @@ def of_bytes(name: str, marks: Sequence[str], *, is_harmony: bool = False) -> Su
 def of_merges() -> Subject:
     """The built-in model's vocabulary, in which `ink` and `hi` are tokens."""
     tokenizer = plain()
-    grammars = grammars_of(tokenizer)
-    vocabulary, size = grammars.vocabulary.result(), tokenizer.get_vocab_size()
+    vocabulary, size = vocabulary_of(tokenizer), tokenizer.get_vocab_size()
+    grammars = patient(vocabulary, size)
     ids = {
         vocabulary.decode_bytes([token]): token
         for token in range(size)
@@ -208,6 +205,7 @@ def test_copies_keep_the_count() -> None:
     for each in (first, copied):
         for letter in b"/think":
             assert subject.grammars.consume([(each, letter)]) == {}
+        assert allowed(subject.grammars, each)
         assert not each.may_end()
         assert json.loads(b"".join(subject.answer(each.copy(), [])).removeprefix(b">")) in SCHEMA["enum"]
 

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 
 import pytest
 
-from nanoserve.ports.grammar import Constraint, new_block
-from tests.unit.adapters.llguidance.vocabularies import byte_level, grammars_of, plain, sentencepiece
+from nanoserve.adapters.llguidance.serving import Desk
+from nanoserve.ports.grammar import Constraint
+from tests.patience import PATIENCE
+from tests.unit.adapters.llguidance.vocabularies import (
+    byte_level,
+    compiled,
+    filled,
+    grammars_of,
+    masks_of,
+    plain,
+    sentencepiece,
+)
 
 SCHEMA = {
     "type": "object",
@@ -42,14 +53,11 @@ def test_masks_behind_drafts_are_those_on_the_way(constraint: Constraint) -> Non
         for _ in range(40):
             drafts = GRAMMARS.draft(ahead, 6, lambda forced: [*range(97, 103)])
             drafted += len(drafts)
-            block = new_block(GRAMMARS.vocabulary.result().vocab_size, 8)
-            filled = GRAMMARS.fill([ahead, ahead.copy()], block, [drafts, []])()
-            assert not filled.late
+            block, found = filled(GRAMMARS, [ahead, ahead.copy()], [drafts, []])
+            assert not found.late
             walker = plainly.copy()
             for number, token in enumerate([*drafts, None]):
-                alone = new_block(GRAMMARS.vocabulary.result().vocab_size, 1)
-                GRAMMARS.fill([walker], alone)()
-                assert block.mask(number) == alone.mask(0)
+                assert [bytes(block.mask(number))] == masks_of(GRAMMARS, [walker])
                 assert token is None or not GRAMMARS.consume([(walker, token)])
             assert block.mask(1 + len(drafts)) == block.mask(0)
             bits = int.from_bytes(block.mask(0), "little")
@@ -65,6 +73,7 @@ def test_what_must_come_next_is_drafted_as_the_tokenizer_writes_it() -> None:
     while not grammar.done():
         GRAMMARS.rest()
     matcher = grammar.result().matcher()
+    masks_of(GRAMMARS, [matcher])
     text = '{"customer_name":"'
     first = TOKENIZER.encode(text, add_special_tokens=False).ids
     assert GRAMMARS.draft(matcher, 50, nothing) == first
@@ -77,16 +86,23 @@ def test_what_must_come_next_is_drafted_as_the_tokenizer_writes_it() -> None:
     assert TOKENIZER.decode(found[len(first) - 1 :]) == 'Ada","status":"'
 
 
-def test_a_matcher_that_counts_tokens_or_whose_lexer_is_in_use_has_none() -> None:
-    grammar = GRAMMARS.compile(STRICT)
-    while not grammar.done():
-        GRAMMARS.rest()
-    matcher = grammar.result().matcher()
-    assert GRAMMARS.draft(matcher, 5, nothing)
-    matcher.careful = 1  # type: ignore[attr-defined]
-    assert not GRAMMARS.draft(matcher, 5, nothing)
-    matcher.careful, matcher.names_ids = 0, True  # type: ignore[attr-defined]
-    assert not GRAMMARS.draft(matcher, 5, nothing)
+def test_a_matcher_that_speaks_of_ids_or_whose_worker_takes_its_time_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grammars, may, do = grammars_of(plain()), threading.Event(), Desk._do
+    matcher = compiled(grammars, STRICT.kind, STRICT.text, compact=True)
+    assert not grammars.draft(matcher, 5, nothing), "nobody follows it yet"
+    masks_of(grammars, [matcher])
+    assert grammars.draft(matcher, 5, nothing)
+    monkeypatch.setattr(Desk, "_do", lambda *given: (may.wait(PATIENCE), do(*given)))
+    grammars.draft_patience = 0.0
+    assert not grammars.draft(matcher, 5, nothing)
+    may.set()
+    grammars.draft_patience = PATIENCE
+    assert grammars.draft(matcher, 5, nothing)
+    of_ids = compiled(grammars, "lark", "start: <[5-6]> <[7]>")
+    masks_of(grammars, [of_ids])
+    assert not grammars.draft(of_ids, 5, nothing)
 
 
 def test_vocabularies_of_bytes_and_of_pieces_have_drafts_too() -> None:
@@ -96,9 +112,11 @@ def test_vocabularies_of_bytes_and_of_pieces_have_drafts_too() -> None:
         while not grammar.done():
             grammars.rest()
         matcher, found = grammar.result().matcher(), list[int]()
+        masks_of(grammars, [matcher])
         while drafts := grammars.draft(matcher, 2, nothing):
             for token in drafts:
                 assert not grammars.consume([(matcher, token)])
             found += drafts
+        masks_of(grammars, [matcher])
         assert tokenizer.decode(found).strip() == "abab né"
         assert matcher.may_end()

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from concurrent.futures import wait
 from typing import Any
 
 import pytest
-from llguidance import LLTokenizer
 from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from nanoserve.adapters.llguidance.crew import start_workers
 from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.limits import MAX_CHARACTERS, MAX_VALUES
 from nanoserve.adapters.llguidance.reading import check
 from nanoserve.adapters.llguidance.schemas import in_known_words
-from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
+from nanoserve.adapters.llguidance.serving import Settings
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
-from tests.patience import PATIENCE
+from tests.patience import wait_until
 from tests.unit.adapters.llguidance.vocabularies import (
     END,
     PADDED,
@@ -28,6 +26,7 @@ from tests.unit.adapters.llguidance.vocabularies import (
     allowed,
     byte_level,
     compiled,
+    compiler_of,
     grammars_of,
     plain,
     sentencepiece,
@@ -382,9 +381,9 @@ def test_the_text_of_a_special_token_is_written_as_text(tokenizer: Tokenizer, te
     ):
         matcher = compiled(grammars, kind, written)
         said: list[int] = []
-        while not matcher.may_end():
-            said.append(max(allowed(grammars, matcher) - {tokenizer.token_to_id(END)}))
-            assert matcher.inner.consume_token(said[-1])
+        while (may := allowed(grammars, matcher)) and not matcher.may_end():
+            said.append(max(may - {tokenizer.token_to_id(END)}))
+            assert not grammars.consume([(matcher, said[-1])])
         assert tokenizer.decode(said) == whole
 
 
@@ -395,38 +394,22 @@ def test_the_text_of_no_token_is_made_but_of_special_ones() -> None:
         if event == "c_call" and getattr(called, "__name__", "") == "decode_str":
             texts.append(called)
 
-    grammars = grammars_of(byte_level())
-    grammars.vocabulary.result()
+    compiler = compiler_of(byte_level())
     sys.setprofile(note)
     try:
-        special = grammars._special
+        special = compiler.special
     finally:
         sys.setprofile(None)
     assert 0 < len(texts) == len(special) < 10
 
 
-def test_a_vocabulary_is_made_once_and_by_a_thread_when_it_is_first_wanted() -> None:
-    known, threads = GRAMMARS.vocabulary.result(), list[threading.Thread]()
-
-    def make() -> LLTokenizer:
-        threads.append(threading.current_thread())
-        return known
-
-    grammars = LLGrammars(make, num_tokens=TOKENIZER.get_vocab_size(), threads=1)
-    assert grammars.counts().compiles == 0
-    assert not threads
-    for text in ("a", "b"):
-        compiled(grammars, "regex", text)
-    (thread,) = threads
-    assert thread is not threading.current_thread()
-
-
 def test_a_vocabulary_that_cannot_be_made_is_told_once_and_refuses_every_constraint_by_its_reason() -> None:
     wordpieces = Tokenizer(models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     wordpieces.decoder = decoders.WordPiece()
-    grammars = LLGrammars(lambda: make_vocabulary(wordpieces.to_str(), [1], 2), num_tokens=2, threads=1)
+    grammars = LLGrammars(lambda: start_workers(Settings(wordpieces.to_str(), (1,), 2, 2), 1), workers=1)
     with capture_logs() as logs:
-        wait([grammars.vocabulary], timeout=PATIENCE)  # which begins when a start is over
+        grammars.begin()
+        wait_until(lambda: logs)  # without a constraint
         for _ in range(2):
             with pytest.raises(BadValueError, match="of a kind that no grammar can follow"):
                 compiled(grammars, "regex", "a")
@@ -475,7 +458,7 @@ def test_sentencepiece_pieces_are_their_bytes() -> None:
     ],
 )
 def test_a_constant_that_is_repeated_is_not_written_out(kind: str, text: str) -> None:
-    assert compiled(grammars_of(byte_level()), kind, text).inner.compute_ff_tokens() == []
+    assert compiler_of(byte_level()).make(Constraint(kind, text)).inner.compute_ff_tokens() == []
 
 
 def test_the_same_map_is_looked_at_once_however_often_it_is_joined() -> None:

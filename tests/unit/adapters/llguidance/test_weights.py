@@ -14,19 +14,26 @@ import threading
 import time
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from nanoserve.adapters.llguidance import reading, workers
-from nanoserve.adapters.llguidance.grammars import FULL_BYTES, LIVING_BYTES, WORKERS, Living
+from nanoserve.adapters.llguidance.answers import FULL_BYTES, Compiled, Living
+from nanoserve.adapters.llguidance.grammars import LIVING_BYTES
 from nanoserve.adapters.llguidance.limits import MAX_LITERAL
-from nanoserve.adapters.llguidance.matchers import SharedLexer
 from nanoserve.adapters.llguidance.reading import check, is_known
 from nanoserve.adapters.llguidance.workers import FairWorkers
-from nanoserve.entrypoints.compose import bootstrap
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import AT_FAULT, Constraint
-from tests.unit.adapters.llguidance.vocabularies import accepts, compiled, grammars_of, plain
+from tests.unit.adapters.llguidance.vocabularies import (
+    accepts,
+    compiled,
+    error_of,
+    grammars_of,
+    masks_of,
+    plain,
+)
 
 TOKENIZER = plain()
 GRAMMARS = grammars_of(TOKENIZER)
@@ -170,7 +177,9 @@ def test_wide_objects_have_optional_members_of_one_schema_in_any_order_behind_th
 def test_a_rule_may_say_what_stops_it() -> None:
     text = 'start[stop="x"]: /.*/'
     check(Constraint("lark", text))
-    assert compiled(GRAMMARS, "lark", text).inner.consume_tokens(ids_of("abc"))
+    matcher = compiled(GRAMMARS, "lark", text)
+    assert not GRAMMARS.consume([(matcher, each) for each in ids_of("abc")])
+    assert not error_of(GRAMMARS, matcher)
 
 
 @pytest.mark.parametrize("text", ["%ignore /x/", "// none", " "])
@@ -234,26 +243,6 @@ def test_who_owes_or_has_something_running_has_low_priority_and_nobody_else_has(
     assert held.result(60) == usual
 
 
-def test_an_engine_s_grammars_are_of_low_priority_for_who_owes_and_the_door_s_are_not() -> None:
-    """The door's would keep the lock, and with it the loop that every client is served by, while steps have the processors."""
-    asked = list[int]()
-
-    def set_priority(_which: int, _who: int, priority: int) -> None:
-        asked.append(priority)
-        seen.release()
-
-    seen = threading.Semaphore(0)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "setpriority", set_priority)
-        door = bootstrap._checks.__wrapped__()
-        door.submit("", lambda: None).result(60)
-        grammars = grammars_of(TOKENIZER)
-        compiled(grammars, "regex", "a")
-        for _ in range(WORKERS):
-            assert seen.acquire(timeout=60)
-    assert asked == [workers.LOW_PRIORITY] * WORKERS
-
-
 def test_who_takes_much_at_once_waits_until_it_is_paid_back_and_nobody_else_does() -> None:
     spent, now, served = [0.0], [100.0], queue.SimpleQueue[str]()
     fair = FairWorkers[None](1, cost=lambda: spent[0], clock=lambda: now[0])
@@ -304,7 +293,7 @@ def test_what_a_client_has_left_is_not_made_and_its_worker_goes_on() -> None:
 
 
 def test_nothing_is_made_while_what_lives_leaves_no_room() -> None:
-    living, alive = Living(), SharedLexer()
+    living, alive = Living(), Compiled(Mock(), 0, frozenset(), names_ids=False, seconds=0.0)
     living.add(alive, 10)
     looks, looked = list[int](), threading.Event()
 
@@ -327,9 +316,11 @@ def test_nothing_is_made_while_what_lives_leaves_no_room() -> None:
 def test_grammars_count_what_lives_and_a_full_lexer_in_full() -> None:
     grammars = grammars_of(TOKENIZER)
     matcher = compiled(grammars, "regex", "a+")
+    masks_of(grammars, [matcher])
     small = grammars.living.total()
     assert 1 << 20 <= small < 2 << 20
-    matcher.lexer.is_full = True
+    assert matcher.compiled is not None
+    matcher.compiled.is_full = True
     assert grammars.living.total() >= 16 * small
 
 
@@ -337,9 +328,11 @@ def test_what_is_cached_and_serves_nobody_keeps_nobody_waiting() -> None:
     """Each grammar is sized as small when it is cached, and takes much once its answers have filled its lexer."""
     grammars = grammars_of(TOKENIZER)
     used = [compiled(grammars, "regex", f"a{number}") for number in range(LIVING_BYTES // FULL_BYTES)]
+    masks_of(grammars, used)
     waiting = grammars.compile(Constraint("regex", "b"))
     for each in used:
-        each.lexer.is_full = True
+        assert each.compiled is not None
+        each.compiled.is_full = True
     del used, each
     while not waiting.done():
         grammars.rest()
@@ -359,13 +352,12 @@ def test_what_fails_behind_the_first_token_is_the_constraint_s_error(
 ) -> None:
     grammars, chance = grammars_of(TOKENIZER), random.Random(0)
     matcher = compiled(grammars, *constraint)
-    wrong: Any = {}
-    for _ in range(1_000_000):
+    while not (wrong := error_of(grammars, matcher)):
         token, text = (ids_of(text[0])[0], text[1:]) if text else (ids_of(chance.choice("abc "))[0], "")
-        if wrong := grammars.consume([(matcher, token)]):
-            break
-    assert wrong[0].startswith(f"{AT_FAULT}{said}")
-    assert matcher.lexer.is_full == ("states" in said), "later answers would fail with the same lexer"
+        assert not grammars.consume([(matcher, token)])
+    assert wrong.startswith(f"{AT_FAULT}{said}")
+    assert matcher.compiled is not None
+    assert matcher.compiled.is_full == ("states" in said), "later answers would fail with the same lexer"
 
 
 def test_an_error_shows_the_lines_that_the_client_has_written_and_no_other() -> None:

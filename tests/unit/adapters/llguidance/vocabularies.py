@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from nanoserve.adapters import embedded
+from nanoserve.adapters.llguidance.answers import Answer, CompiledGrammar
+from nanoserve.adapters.llguidance.compiling import Compiler
+from nanoserve.adapters.llguidance.crew import Worker
 from nanoserve.adapters.llguidance.grammars import LLGrammars
-from nanoserve.adapters.llguidance.matchers import GrammarMatcher
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
-from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, new_block
+from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, Filled, MaskBlock, new_block
+from tests.patience import PATIENCE
+from tests.unit.adapters.llguidance.thread_crews import crew_of
 
 END = "<|end|>"
 PADDED = 40
@@ -52,39 +58,84 @@ def sentencepiece(*, metaspace: bool) -> Tokenizer:
     return made
 
 
-def grammars_of(tokenizer: Tokenizer, threads: int = 2, *, padded: int = PADDED) -> LLGrammars:
-    size = tokenizer.get_vocab_size()
+_OWNERS = weakref.WeakKeyDictionary[CompiledGrammar, weakref.ref[LLGrammars]]()
+
+
+def vocabulary_of(tokenizer: Tokenizer, *, padded: int = PADDED) -> LLTokenizer:
     ends = [tokenizer.encode(END, add_special_tokens=False).ids[0]]
-    vocabulary = make_vocabulary(tokenizer.to_str(), ends, size + padded)
-    grammars = LLGrammars(lambda: vocabulary, num_tokens=size, threads=threads)
-    grammars._filler.patience = 60  # no mask is late because a machine is slow
+    return make_vocabulary(tokenizer.to_str(), ends, tokenizer.get_vocab_size() + padded)
+
+
+def compiler_of(tokenizer: Tokenizer, *, padded: int = PADDED) -> Compiler:
+    return Compiler(lambda: vocabulary_of(tokenizer, padded=padded), tokenizer.get_vocab_size())
+
+
+def patient(vocabulary: LLTokenizer, num_tokens: int, workers: int = 1) -> LLGrammars:
+    """Grammars whose workers are threads, and no mask of which is late because a machine is slow."""
+    grammars = LLGrammars(lambda: crew_of(vocabulary, num_tokens, workers), workers=workers)
+    grammars.patience = grammars.draft_patience = PATIENCE
     return grammars
 
 
-def compiled(grammars: LLGrammars, kind: str, text: str, *, compact: bool = False) -> GrammarMatcher:
+def grammars_of(tokenizer: Tokenizer, workers: int = 1, *, padded: int = PADDED) -> LLGrammars:
+    return patient(vocabulary_of(tokenizer, padded=padded), tokenizer.get_vocab_size(), workers)
+
+
+def compiled(grammars: LLGrammars, kind: str, text: str, *, compact: bool = False) -> Answer:
     pending = grammars.compile(Constraint(kind, text, "" if compact else BOUNDED_WHITESPACE))
     while not pending.done():
         grammars.rest()
-    matcher = pending.result().matcher()
-    assert isinstance(matcher, GrammarMatcher)
-    return matcher
+    _OWNERS[pending] = weakref.ref(grammars)
+    return pending.result().matcher()
 
 
-def masks_of(grammars: LLGrammars, matchers: Sequence[GrammarMatcher]) -> list[bytes | None]:
+def worker_of(grammars: LLGrammars) -> Worker:
+    """The first."""
+    assert grammars._workers is not None
+    return grammars._workers.result()[0]
+
+
+def block_for(grammars: LLGrammars, count: int) -> MaskBlock:
+    """One whose masks were others before."""
+    block = new_block(8 * worker_of(grammars).seats.width, count)
+    block.memory[:] = b"\xff" * len(block.memory)
+    return block
+
+
+def filled(
+    grammars: LLGrammars, matchers: Sequence[Answer], drafts: Sequence[Sequence[int]] = ()
+) -> tuple[MaskBlock, Filled]:
+    """Their masks, once all have grammars."""
+    while not all(each.compiled or each.error for each in matchers):
+        for each in matchers:
+            grammars.is_ready(each)
+        grammars.rest()
+    block = block_for(grammars, len(matchers) + sum(map(len, drafts)))
+    return block, grammars.fill(matchers, block, *([drafts] if drafts else []))()
+
+
+def masks_of(grammars: LLGrammars, matchers: Sequence[Answer]) -> list[bytes | None]:
     """The mask of each; None for those that are late."""
-    block = new_block(grammars.vocabulary.result().vocab_size, len(matchers))
-    filled = grammars.fill(matchers, block)()
-    return [None if number in filled.late else bytes(block.mask(number)) for number in range(len(matchers))]
+    block, found = filled(grammars, matchers)
+    return [None if number in found.late else bytes(block.mask(number)) for number in range(len(matchers))]
 
 
-def allowed(grammars: LLGrammars, matcher: GrammarMatcher) -> set[int]:
+def allowed(grammars: LLGrammars, matcher: Answer) -> set[int]:
     """The ids that may come next."""
-    mask = None
-    while mask is None:
-        (mask,) = masks_of(grammars, [matcher])
+    (mask,) = masks_of(grammars, [matcher])
+    assert mask is not None
     return {each for each in range(8 * len(mask)) if mask[each >> 3] >> (each & 7) & 1}
 
 
-def accepts(matcher: GrammarMatcher, token_ids: Sequence[int]) -> bool:
+def error_of(grammars: LLGrammars, matcher: Answer) -> str:
+    """Why no more of an answer can be said; nothing if more can."""
+    _, found = filled(grammars, [matcher])
+    return found.errors.get(0, "")
+
+
+def accepts(matcher: Answer, token_ids: Sequence[int]) -> bool:
     """Whether these are a whole answer."""
-    return all(matcher.inner.consume_token(each) for each in token_ids) and matcher.may_end()
+    grammars = _OWNERS[matcher.grammar]()
+    assert grammars is not None
+    assert not grammars.consume([(matcher, each) for each in token_ids])
+    return not error_of(grammars, matcher) and matcher.may_end()

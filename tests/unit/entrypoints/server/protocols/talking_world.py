@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
-from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from nanoserve.adapters.llguidance.crew import Worker, start_workers
 from nanoserve.adapters.llguidance.grammars import LLGrammars
-from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
+from nanoserve.adapters.llguidance.serving import Settings
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
@@ -153,14 +153,15 @@ def talking(
         yield world, template
 
 
-def _vocabulary() -> LLTokenizer:
+def _start_workers() -> list[Worker]:
     """The tokens as grammars know them: bytes by the characters that byte-level tokenizers write for them."""
     written = {"\n": "Ċ", " ": "Ġ"}
     made = Tokenizer(models.BPE(vocab={written.get(each, each): IDS[each] for each in VOCABULARY}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_tokens([AddedToken(each, special=True) for each in MARKS])
-    return make_vocabulary(made.to_str(), TalkTokenizer.eos_token_ids, len(VOCABULARY))
+    size = len(VOCABULARY)
+    return start_workers(Settings(made.to_str(), tuple(TalkTokenizer.eos_token_ids), size, size), 1)
 
 
 def talking_assembly(script: Mapping[str, str], template: TalkTemplate) -> Assembly:
@@ -177,7 +178,7 @@ def talking_assembly(script: Mapping[str, str], template: TalkTemplate) -> Assem
         max_num_batched_tokens=CONTEXT,
     )
     tokenizer = TalkTokenizer()
-    grammars = LLGrammars(_vocabulary, num_tokens=spec.vocab_size, threads=1)
+    grammars = LLGrammars(_start_workers, workers=1)
     return Assembly(
         folder="talker",
         engine=Engine(

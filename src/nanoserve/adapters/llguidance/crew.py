@@ -1,0 +1,162 @@
+"""The engine's side of the workers that have grammars: what they are told, and where their masks lie (`serving.py`)."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import heapq
+import mmap
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
+from typing import Any, Final
+
+import msgspec
+
+from nanoserve.adapters.llguidance.serving import FIRST_CULPRIT, LONGEST, Ends, Say, Seats, Settings
+from nanoserve.adapters.llguidance.workers import LOW_PRIORITY
+from nanoserve.ports.grammar import Constraint
+
+END_SECONDS: Final = 5
+"""For the end of all workers where one has ended."""
+SEND_SECONDS: Final = 5
+"""A worker that takes no news for so long is lost."""
+SERVING: Final = "nanoserve.adapters.llguidance.serving"
+
+
+class CrewLostError(Exception):
+    """A worker has ended, and all others with it."""
+
+
+def launch(settings: Settings, memory: int, ends: Sequence[Ends]) -> subprocess.Popen[bytes]:
+    """Start the process that becomes the workers; each has one of these ends."""
+    numbers = [each.fileno() for one in ends for each in one]
+    command = [sys.executable, "-P", "-m", SERVING, str(memory), *map(str, numbers)]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    process = subprocess.Popen(command, pass_fds=(memory, *numbers), start_new_session=True, **pipes)  # noqa: S603 - our own program
+    with contextlib.suppress(BrokenPipeError):  # it has ended, which shows soon
+        assert process.stdin is not None
+        with process.stdin as told:
+            told.write(msgspec.msgpack.encode(settings))
+    return process
+
+
+class Crew:
+    """The process of workers, which ends with this; `culprit` is the worker that has ended by itself, if it is known."""
+
+    def __init__(self, process: subprocess.Popen[bytes], sockets: Sequence[socket.socket]) -> None:
+        self.process, self._close = process, weakref.finalize(self, _close, process, sockets)
+        self.is_lost, self.culprit = False, -1
+
+    def look(self) -> bool:
+        """See whether it is lost."""
+        if not self.is_lost and (ended := self.process.poll()) is not None:
+            self.is_lost, self.culprit = True, ended - FIRST_CULPRIT
+        return self.is_lost
+
+    def end(self, culprit: int) -> None:
+        """End all workers, because of one."""
+        if not self.look():
+            self.is_lost, self.culprit = True, culprit
+        self._close()
+
+
+def _close(process: subprocess.Popen[bytes], sockets: Sequence[socket.socket]) -> None:
+    for each in sockets:
+        each.close()
+    process.kill()
+    process.wait()
+
+
+class Worker:
+    """One of a crew.
+
+    Attributes:
+        queue: words that it will be told.
+        freed: answers that have ended, each with its seat, and grammars that nobody needs; any thread adds to it.
+    """
+
+    def __init__(self, crew: Crew, index: int, ends: Ends, seats: Seats) -> None:
+        self.crew, self.index, self.seats = crew, index, seats
+        self.queue, self.freed = array.array("i"), deque[tuple[int, int, int]]()
+        self._commands, *self._compiles = ends
+        self._locks = threading.Lock(), threading.Lock()
+        self._free = [*range(seats.count)]
+        timeout = struct.pack("ll", SEND_SECONDS, 0)
+        self._commands.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+
+    def take_seat(self) -> int | None:
+        """The first that is free."""
+        self._drain()
+        return heapq.heappop(self._free) if self._free else None
+
+    def tell(self, command: int, number: int, tokens: Sequence[int]) -> None:
+        """Have it told a command with tokens."""
+        self.queue.extend((command, number, len(tokens), *tokens))
+        if len(self.queue) > LONGEST:
+            self.send()
+
+    def send(self) -> None:
+        """Send all that it is to be told; one that takes nothing for long is ended, with all others."""
+        self._drain()
+        if self.queue:
+            told, self.queue = self.queue, array.array("i")
+            try:
+                self._commands.send(told)
+            except BlockingIOError:
+                self.crew.end(culprit=self.index)
+            except OSError:
+                pass  # it has ended, which shows soon
+
+    def ask(self, number: int, constraint: Constraint) -> dict[str, Any]:
+        """Have it compile a constraint, under a number, with the priority of the calling thread, which waits. Raises `CrewLostError`."""
+        is_low = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) >= LOW_PRIORITY
+        try:
+            with self._locks[is_low]:
+                self._compiles[is_low].send_bytes(msgspec.msgpack.encode((number, constraint)))
+                answer: dict[str, Any] = msgspec.msgpack.decode(self._compiles[is_low].recv_bytes())
+                return answer
+        except (EOFError, OSError) as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.crew.process.wait(END_SECONDS)  # which says who has ended by itself
+            self.crew.end(culprit=self.index)
+            raise CrewLostError from error
+
+    def _drain(self) -> None:
+        while self.freed:
+            command, number, seat = self.freed.popleft()
+            self.queue.extend((command, number))
+            if command == Say.CLOSE:
+                heapq.heappush(self._free, seat)
+
+
+def start_workers(
+    settings: Settings, count: int, launched: Callable[..., subprocess.Popen[bytes]] = launch
+) -> list[Worker]:
+    """Start so many, which end together, or with the last who has one of them. Raises `OSError`."""
+    pairs = [(socket.socketpair(type=socket.SOCK_SEQPACKET), Pipe(), Pipe()) for _ in range(count)]
+    ours, theirs = ([(a[side], b[side], c[side]) for a, b, c in pairs] for side in (0, 1))
+    memory, size = os.memfd_create("masks"), settings.bytes
+    try:
+        os.ftruncate(memory, count * size)
+        mapped = memoryview(mmap.mmap(memory, count * size))
+        crew = Crew(launched(settings, memory, theirs), [each for each, _, _ in ours])
+    except OSError:
+        for commands, _, _ in ours:
+            commands.close()
+        raise
+    finally:
+        for commands, compiles, spare in theirs:
+            commands.close()
+            compiles.close()
+            spare.close()
+        os.close(memory)
+    parts = [Seats(mapped[index * size : (index + 1) * size], settings) for index in range(count)]
+    return [Worker(crew, index, *both) for index, both in enumerate(zip(ours, parts, strict=True))]
