@@ -53,27 +53,32 @@ class Pipeline(Generic[TicketT]):
 
         A step that fails ends the sequences at fault, see `Failures`. Raises `RunnerLostError` where the runner cannot compute any more.
         """
-        constraints, tiers = self._scheduler.constraints, self._scheduler.cache.tiers
+        tiers = self._scheduler.cache.tiers
         try:
             if fills:
                 self._fill()
+            self._draw()
             if self._in_flight:
                 self._bring_home_oldest(events)
-            elif constraints.compiling or constraints.late:
-                constraints.rest()
-            elif tiers is not None:
+            elif not self._scheduler.constraints.rest() and tiers is not None:
                 tiers.rest()
         except BaseException:
-            self._forget_flights()
+            self._in_flight.clear()
+            self._late_draws.is_undrawn = False
             preempt_all(self._scheduler)
             raise
 
     def _fill(self) -> None:
-        while len(self._in_flight) < self._depth and not self._late_draws.is_undrawn:
+        while len(self._in_flight) < (min(self._depth, 2) if self._late_draws.is_undrawn else self._depth):
+            if not self._late_draws.may_plan_ahead():
+                self._draw()
             if (plan := self._scheduler.plan()) is None:
                 return
             if self.recorder is not None:
                 self.recorder.note_planned(self._scheduler.flights[-1])
+            self._draw()
+            if not self._scheduler.flights:
+                return  # the draw has failed
             try:
                 ticket = self._runner.submit(plan)
             except Exception as error:  # noqa: BLE001 - whatever a runner raises must end in events, not in a dead loop
@@ -82,7 +87,7 @@ class Pipeline(Generic[TicketT]):
             self._in_flight.append((plan, ticket))
             if plan.masked:
                 self._late_draws.is_undrawn = True
-                self._draw()
+                self._draw(begin=True)
 
     def _bring_home_oldest(self, events: list[EngineEvent]) -> None:
         plan, ticket = self._in_flight.popleft()
@@ -109,22 +114,17 @@ class Pipeline(Generic[TicketT]):
             if self.recorder is not None:
                 self.recorder.note_gained(plan.step, gained)
             self._answers.report(gained, events)
-        self._draw()
 
     def _draw(self, *, begin: bool = False) -> None:
         """Draw a step with masked rows, or `begin` its masks, if all before it is committed."""
-        if not self._late_draws.is_undrawn or len(self._in_flight) > 1:
-            return
-        plan, ticket = self._in_flight[0]
-        try:
-            self._late_draws.draw(ticket, self.recorder, begin=begin)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(plan, error)
+        if self._late_draws.is_undrawn and len(self._in_flight) == 1:
+            plan, ticket = self._in_flight[0]
+            try:
+                self._late_draws.draw(ticket, self.recorder, begin=begin)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fail(plan, error)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
-        self._forget_flights()
-        self._failures.blame(plan, error)
-
-    def _forget_flights(self) -> None:
         self._in_flight.clear()
         self._late_draws.is_undrawn = False
+        self._failures.blame(plan, error)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from nanoserve.domain.late_draws import MOST_MISSES
 from nanoserve.domain.tracing.replay import Replay
 from nanoserve.ports.grammar import Constraint, Filled, MaskBlock, Matcher
-from nanoserve.ports.model_spec import CacheGroup, Recurrent
+from nanoserve.ports.model_spec import CacheGroup, Full, Recurrent, Window
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.step import StepPlan
+from nanoserve.ports.step import SINK_BLOCK, StepPlan
 from tests.fakes.finite_grammars import KIND, HeldGrammars
 from tests.unit.domain.world import FULL, World
 
@@ -83,12 +84,13 @@ def test_it_keeps_its_row_and_is_left_out_of_plans_until_its_mask_is_there(depth
     scene.say(4)
     row, before = scene.row, len(scene.plans)
     scene.grammars.held.add(LATE)
-    others = len(scene.world.answer("other").token_ids)
-    while len(scene.world.answer("other").token_ids) < others + 5:
+    free = scene.world.answer("free").token_ids
+    ahead = len(free)
+    while len(free) < ahead + 8:
         scene.world.turn()
     assert len(scene.said) <= 5
     sitting = [row not in plan.decoding for plan in scene.plans[before:]]
-    assert sum(sitting) >= 3
+    assert sum(sitting) >= 2
     assert sitting == sorted(sitting), "it is in some steps, and then in none"
     scene.grammars.held.clear()
     scene.world.turn()
@@ -96,7 +98,7 @@ def test_it_keeps_its_row_and_is_left_out_of_plans_until_its_mask_is_there(depth
     scene.end()
     assert not any(plan.admitted for plan in scene.plans[before:])
     assert scene.world.preemptions == 0
-    assert scene.world.engine.state().late_masks == 2
+    assert scene.world.engine.state().late_masks == MOST_MISSES
 
 
 def test_a_mask_that_is_late_once_costs_one_step_and_changes_no_batch() -> None:
@@ -115,14 +117,22 @@ def test_a_mask_that_is_late_once_costs_one_step_and_changes_no_batch() -> None:
     assert all(each is decoding[0] for each in decoding)
 
 
-@pytest.mark.parametrize("count", [0, 2, 9, 10])
+@pytest.mark.parametrize("count", range(11))
 @pytest.mark.parametrize("prompt", [2, 4, 8, 9])
-def test_any_token_may_be_late_the_first_and_the_last_among_them(count: int, prompt: int) -> None:
-    scene = Scene(prompt=prompt)
+@pytest.mark.parametrize("kind", [Full(), Window(4), Window(5)])
+@pytest.mark.parametrize("turns", [1, 2, MOST_MISSES, 8])
+def test_any_token_may_be_late_the_first_and_the_last_among_them(
+    turns: int, kind: Full | Window, count: int, prompt: int
+) -> None:
+    scene = Scene(prompt=prompt, groups=(CacheGroup(layers=(0,), kind=kind),))
     scene.say(count)
+    (sequence,) = scene.world.scheduler.table.requests["late"]
     scene.grammars.held.add(LATE)
-    for _ in range(6):
+    for _ in range(turns):
         scene.world.turn()
+        newest = len(sequence.token_ids) - 1
+        first = 0 if isinstance(kind, Full) else max(newest - kind.tokens + 1, 0)
+        assert all(SINK_BLOCK not in table[first // 4 : newest // 4 + 1] for table in sequence.block_tables)
     assert len(scene.said) <= count + 1
     scene.end()
 
@@ -147,6 +157,22 @@ def test_one_that_has_come_by_the_next_step_is_not_waited_for_behind_its_end(cou
     assert (scene.said, scene.world.answer("late").reason) == ([11, 12, 13, 14, 15, 16], FinishReason.LENGTH)
     assert scene.world.engine.state().late_masks == 1
     assert [plan.step for plan in scene.plans if plan.num_tokens][-1] == 7
+
+
+@pytest.mark.parametrize("count", range(8))
+def test_a_block_that_is_filled_by_a_token_computed_again_is_found_as_any_other(count: int) -> None:
+    findable = []
+    for held in (False, True):
+        scene = Scene(alone=True, max_tokens=count + 3)
+        scene.say(count)
+        if held:
+            scene.grammars.held.add(LATE)
+            scene.world.turn()
+            scene.grammars.held.clear()
+        scene.world.run()
+        assert len(scene.said) == count + 3
+        findable.append(len(scene.world.scheduler.cache.allocators[0].findable))
+    assert findable[0] == findable[1] > 0
 
 
 def test_where_others_can_read_what_it_would_write_again_it_gives_its_row_back() -> None:

@@ -71,7 +71,7 @@ class Constraints:
         matchers: of the living sequences that have a constraint, once it is ready.
         compiling: sequences whose grammar a worker makes, one for each request, with all of the request.
         late: sequences whose mask a worker makes, though the step that needed it is drawn.
-        missed: of the step that was drawn last, the sequences whose mask was late: what was drawn for them is dropped.
+        missed: of the step that was drawn last, the sequences without a mask: what was drawn for them is dropped.
     """
 
     def __init__(self, grammars: Grammars | None = None, drawer: LateDrawing[Any] | None = None) -> None:
@@ -149,10 +149,12 @@ class Constraints:
                     arrived += [(each, None) for each in family]
         return arrived
 
-    def rest(self) -> None:
-        """Wait a moment for the workers."""
-        if self._grammars is not None:
+    def rest(self) -> bool:
+        """Wait a moment for the workers; whether there is something to wait for."""
+        is_busy = bool(self.compiling or self.late)
+        if is_busy and self._grammars is not None:
             self._grammars.rest()
+        return is_busy
 
     def counts(self) -> GrammarCounts:
         """The grammars' counters."""
@@ -214,13 +216,18 @@ class Constraints:
                 stale.wait()
         computed, drafts = by_row(flight), {each.row: each.token_ids for each in flight.plan.drafts}
         members = [
-            (row, sequence) for row in flight.plan.masked if (sequence := computed[row]) in self.matchers
+            (row, sequence)
+            for row in flight.plan.masked
+            if (sequence := computed[row]) in self.matchers and sequence not in flight.sitting_out
         ]
         if self._free:
             members.sort(key=lambda each: each[1] in self._free)  # the bound come first
         bound = [(row, self.matchers[each]) for row, each in members if each not in self._free]
+        for _, sequence in members if self.late else ():
+            self.late.pop(sequence, None)
         counts = {row: 1 + len(tokens) for row, tokens in drafts.items()}
-        ends = itertools.accumulate([counts.get(row, 1) for row, _ in members], initial=0)
+        sizes = [counts.get(row, 1) for row, _ in members] if counts else itertools.repeat(1)
+        ends = itertools.accumulate(sizes, initial=0)
         rows = dict(zip(ends, members, strict=False))
         block = self._drawer.mask_block(len(members) + sum(counts.values()) - len(counts))
         block.step_rows = len(computed)
@@ -253,10 +260,8 @@ class Constraints:
                 drawn.late.append(sequence)
             else:
                 drawn.stuck[sequence] = filled.errors.get(number) or "leaves no token to draw"
-        for _, sequence in filling.rows.values() if self.late else ():
-            self.late.pop(sequence, None)
         self.late.update((each, living[each]) for each in drawn.late)
-        self.missed = frozenset(drawn.late)
+        self.missed = frozenset([*drawn.late, *flight.sitting_out])
         self._drawer.draw(ticket, Masks(filling.block, numbers, filling.counts))
         return drawn
 

@@ -136,14 +136,14 @@ class Scheduler:
         return plan
 
     def _grow_decoding(self, draft: Draft) -> None:
-        """Give decoding rows the blocks that they reach; if none is free, preempt the youngest."""
+        """Give decoding rows the blocks that they reach, one with a grammar for its token before, too; if none is free, preempt the youngest."""
         decoding = self.table.decoding
         for sequence in decoding.needing_blocks(draft.width):
             while sequence in decoding:
                 start, end = decoding.span(sequence, draft.width)
                 if sequence.is_tentative:  # what is verified reads from there on
                     start = len(sequence.token_ids) - 1
-                updates = self.cache.grow(sequence, start, end)
+                updates = self.cache.grow(sequence, start - (sequence in self.constraints.matchers), end)
                 if updates is not None:
                     draft.table_updates += updates
                     if self.cache.has_states and start == decoding.num_planned(sequence):

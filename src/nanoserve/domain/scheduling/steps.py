@@ -178,7 +178,7 @@ class InFlightStep:
 
     `filling` are those decoding sequences whose token in this step is the last of a block, and `through` those whose last one it
     yields. They are noted now, because when the step is committed the decode set is several steps further, and its members may
-    have left it. They are known while `is_exact`.
+    have left it. They are known while `is_exact`. Those `sitting_out` compute for nothing: that they would was not known then.
     """
 
     plan: StepPlan
@@ -189,6 +189,7 @@ class InFlightStep:
     filling: list[Sequence] = attrs.field(factory=list)
     through: list[Sequence] = attrs.field(factory=list)
     is_exact: bool = True
+    sitting_out: list[Sequence] = attrs.field(factory=list)
 
     @property
     def sampling(self) -> tuple[Sequence, ...]:
