@@ -87,7 +87,7 @@ class DiceRunner:
     """
 
     def __init__(self, rows: int) -> None:
-        self._rows, self._blocks = rows, list[MaskBlock]()
+        self._masks = new_block(VOCAB, rows)
         self._draw = random.Random(1)
         self._drawn: dict[int, list[int]] = {}
         self.seconds, self.cpu = 0.0, 0.0
@@ -97,12 +97,8 @@ class DiceRunner:
         return plan
 
     def mask_block(self, _count: int, /) -> MaskBlock:
-        """The first that is not written to any more."""
-        for block in self._blocks:
-            if not block.is_written():
-                return block
-        self._blocks.append(new_block(VOCAB, self._rows))
-        return self._blocks[-1]
+        """Those of the step before, which is drawn."""
+        return self._masks
 
     def draw(self, ticket: StepPlan, masks: Masks, /) -> None:
         """Each row from a random place of its mask on."""

@@ -130,23 +130,16 @@ class MaskBlock:
     Attributes:
         memory: writable bytes.
         width: bytes of a mask.
-        writers: what may write into it even when the step is over.
         step_rows: of the step, those without a mask among them.
     """
 
     memory: bytearray | memoryview
     width: int
-    writers: list[Pending[object]] = attrs.field(factory=list)
     step_rows: int = 0
 
     def mask(self, number: int) -> memoryview:
         """One of its masks, to read or to write."""
         return memoryview(self.memory)[number * self.width : (number + 1) * self.width]
-
-    def is_written(self) -> bool:
-        """True while the block must not be lent again."""
-        self.writers = [each for each in self.writers if not each.done()]
-        return bool(self.writers)
 
 
 def new_block(vocab_size: int, count: int) -> MaskBlock:

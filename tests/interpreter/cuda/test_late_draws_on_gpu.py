@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Any
 
 import attrs
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
-from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
+from nanoserve.adapters.pytorch.cuda.masks import PinnedMasks
 from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws, most_masks
 from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals
@@ -74,23 +73,9 @@ def test_bound_rows_obey_and_free_ones_do_not_change() -> None:
     assert len({tuple(found[name]) for name in BOUND}) > 2
 
 
-def test_the_same_answers_at_another_depth_cramped_and_from_another_block(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_same_answers_at_another_depth_and_cramped() -> None:
     found = answers(FREE | BOUND)
     assert answers(FREE | BOUND, depth=1, num_blocks=14) == found
-    taken = list[PinnedBlock]()
-    take = PinnedBlocks.take
-
-    def take_another(blocks: PinnedBlocks) -> PinnedBlock:
-        if not taken:
-            take(blocks).writers.append(Future[None]())
-        taken.append(take(blocks))
-        return taken[-1]
-
-    monkeypatch.setattr(PinnedBlocks, "take", take_another)
-    assert answers(FREE | BOUND) == found
-    assert len(set(map(id, taken))) == 1
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -127,7 +112,7 @@ def test_the_same_answers_as_on_a_cpu() -> None:
     assert answers(FREE | BOUND, special=True) == answers(FREE | BOUND, special=True, runner="cpu")
 
 
-def test_a_block_is_lent_once_its_masks_have_been_drawn_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_lent_once_its_masks_have_been_drawn_with(monkeypatch: pytest.MonkeyPatch) -> None:
     reached, drawn = list[int](), list[int]()
     issue = Drawing.issue
 
@@ -145,29 +130,18 @@ def test_a_block_is_lent_once_its_masks_have_been_drawn_with(monkeypatch: pytest
     assert len(reached) >= len(drawn) - 1
 
 
-def test_a_block_that_is_still_written_to_is_not_lent_again() -> None:
-    blocks = PinnedBlocks(vocab_size=67, most=3, device=DEVICE)
-    block = blocks.take()
-    assert (block.width, len(block.memory)) == (12, 36)
-    late = Future[None]()
-    block.writers.append(late)
-    other = blocks.take()
-    assert block is not other
-    late.set_result(None)
-    assert blocks.take() is block
-
-
-def test_a_block_has_room_for_masks_of_drafts_and_of_prompts_that_end_beside_them() -> None:
+def test_there_is_room_for_masks_of_drafts_and_of_prompts_that_end_beside_them() -> None:
     failed = list[object]()
     grammars = FiniteGrammars(VOCAB, frozenset({EOS}))
     world = World(
         grammars=grammars, max_width=2, depth=2, on_failure=lambda *what: failed.append(what), **CROWD
     )
-    blocks, asked = PinnedBlocks(vocab_size=VOCAB, most=most_masks(world.limits), device=DEVICE), list[int]()
+    sizes: dict[str, int] = {"most": most_masks(world.limits), "sink_row": world.limits.max_num_seqs}
+    masks, asked = PinnedMasks(vocab_size=VOCAB, **sizes, device=DEVICE), list[int]()
 
-    def lend(count: int) -> PinnedBlock:
+    def lend(count: int) -> PinnedMasks:
         asked.append(count)
-        return blocks.take()
+        return masks
 
     world.runner.mask_block = lend  # type: ignore[method-assign]
     for number in range(64):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.adapters.pytorch.cuda.graphs import DRAW_ALONE, PATIENCE, Key, Keys, StandIns
+from nanoserve.adapters.pytorch.cuda.graphs import PATIENCE, Key, Keys, StandIns
 from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps, Shape
 from nanoserve.ports.engine_facts import EngineSizes
 
@@ -44,7 +44,7 @@ def test_a_batch_of_the_same_size_stands_in_before_a_larger_one_however_its_atte
     special = [
         Key(1, 4, samples=False),
         Key(1, 4, samples=True, adapted=True),
-        Key(1, DRAW_ALONE, samples=True),
+        Key(1, 0, samples=True, masks=8),
     ]
     keys.stand_ins.owners |= {*owned, *special}
     asked = Key(1, 4, samples=True)

@@ -16,7 +16,7 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.draft_head import BehindDraw
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
-from nanoserve.adapters.pytorch.cuda.graphs import DRAW_ALONE, Graphs, Key, Keys
+from nanoserve.adapters.pytorch.cuda.graphs import Graphs, Key, Keys
 from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws
 
 Propose = Callable[..., None]
@@ -60,9 +60,9 @@ class Decoding:
         self._graphs.replay(key)
         return "graph"
 
-    def run_draw(self, count: int, width: int) -> None:
-        """Queue the draw with masks of a step of `count` rows that has left its logits."""
-        self.run(self.keys.of_draw(count, width))
+    def run_draw(self, count: int, width: int, masks: int) -> None:
+        """Queue the draw, with so many masks, of a step of `count` rows that has left its logits."""
+        self.run(self.keys.of_draw(count, width, masks))
 
     def rehearse(self, key: Key) -> None:
         """Launch a step over padded places: every kernel runs, over few layers, and no row changes."""
@@ -78,9 +78,10 @@ class Decoding:
             self._graphs.capture(key, functools.partial(self._step, self._launcher, self._arena.places, key))
 
     def _step(self, launcher: ForwardLauncher, places: Tensor, key: Key) -> None:
-        bucket, splits, samples, adapted, width, learns, _ = key
-        if splits == DRAW_ALONE:
-            self.special.draw_masked(places[:bucket], width=width, pdl=self._pdl)
+        bucket, splits, samples, adapted, width, learns, _, masks = key
+        if masks:
+            drawn = places if launcher is self._rehearsal else self.special.masks.rows
+            self.special.draw_masked(drawn[:bucket], masks=masks, width=width, pdl=self._pdl)
             return
         places = places[:bucket]
         if width > 1 and not learns:

@@ -25,8 +25,8 @@ LENGTH_STEP = 64
 """Tokens that a batch's longest row may grow by before the shape of its attention is chosen anew."""
 PATIENCE = 256
 """So many steps of a size replay the graph of one that is 8 places larger, before they have their own; fewer, of one up to about twice as large."""
-DRAW_ALONE = 0
-"""In a key, instead of parts: no forward pass, but the draw of the logits that it left, with masks on them."""
+FEW_MASKS = 8
+"""Where a step has no more than these, no others are sent."""
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
@@ -106,6 +106,7 @@ class Key(NamedTuple):
         adapted: whether some of its rows have adapters.
         width: tokens of each place, which may be at its limit; 0 for one token of places that are not.
         invariant: as in `StepPlan`.
+        masks: sent with a draw that has no forward pass; 0 of other steps.
     """
 
     places: int
@@ -115,6 +116,7 @@ class Key(NamedTuple):
     width: int = 0
     learns: bool = False
     invariant: bool = False
+    masks: int = 0
 
 
 class Keys:
@@ -146,9 +148,11 @@ class Keys:
         splits = 1 if invariant else self.splits(bucket, longest)
         return Key(bucket, splits, not special, adapted, wide, invariant=invariant)
 
-    def of_draw(self, count: int, width: int) -> Key:
-        """The key of the draw with masks of a step of `count` rows that has left its logits."""
-        return Key(bucket_of(count, self._most), DRAW_ALONE, samples=True, width=width)
+    def of_draw(self, count: int, width: int, masks: int) -> Key:
+        """The key of the draw, with so many masks, of a step of `count` rows that has left its logits; what is sent has few sizes."""
+        bucket = bucket_of(count, self._most)
+        sent = FEW_MASKS if masks <= FEW_MASKS else bucket * max(width, 1)
+        return Key(bucket, 0, samples=True, width=width, masks=sent)
 
     def splits(self, bucket: int, longest: int) -> int:
         """Splits of decode attention for rows of up to `longest` tokens, which is rounded up so that few answers do."""
@@ -164,7 +168,7 @@ class Keys:
 
         A further place costs more than other splits: products of two rows with 4-bit weights take half as long again as of one.
         """
-        if key.splits == DRAW_ALONE or key.adapted or key.width:
+        if key.masks or key.adapted or key.width:
             return
         most = 2 * key.places + 8
         near = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -11,62 +11,54 @@ from nanoserve.kernels.sampling.launch import mask_logits
 from nanoserve.ports.grammar import MaskBlock, Masks
 
 ALIGNED = 32
-"""Words that the places of a block's masks take a multiple of, so that its masks lie as kernels like it."""
+"""Words that the places of masks take a multiple of, so that masks lie as kernels like it."""
 
 
-class PinnedBlock(MaskBlock):
-    """Masks, int32 [most, words], after their places among the logits; below 0 for an unused mask."""
+class PinnedMasks(MaskBlock):
+    """Masks [most, words] behind their places among the logits, below 0 for an unused mask, and the row of each place that is drawn; all int32.
 
-    def __init__(self, most: int, words: int, device: torch.device) -> None:
-        self.head, on_gpu = -(-most // ALIGNED) * ALIGNED, device.type == "cuda"
-        self.host = torch.full((self.head + most * words,), -1, dtype=torch.int32, pin_memory=on_gpu)
-        self.numbers = self.host[: self.head].numpy()
-        super().__init__(self.host.numpy()[self.head :].data.cast("B"), 4 * words)
+    The device has a copy: to read the host's from a kernel takes more than twice as long as to send it. A step may write them once the device
+    has drawn with those before.
 
-
-class PinnedBlocks:
-    """Blocks of up to `most` masks; one, and more only while late masks are written into it.
-
-    A step takes its block once the device has drawn with its old masks. The device has one copy, which all blocks are sent to:
-    reading the host's from a kernel takes more than twice as long as sending it.
+    Attributes:
+        rows: those of the device, `sink_row` for a place that gets nothing.
     """
 
-    def __init__(self, *, vocab_size: int, most: int, device: torch.device) -> None:
-        self._words, self._most, self._device = -(-vocab_size // 32), most, device
-        first = PinnedBlock(most, self._words, device)
-        self._blocks = [first]
-        self._sent = torch.full_like(first.host, -1, device=device)
-        self._places, self._masks = self._sent[: first.head], self._sent[first.head :].view(most, -1)
+    def __init__(self, *, vocab_size: int, most: int, sink_row: int, device: torch.device) -> None:
+        half, words = -(-most // ALIGNED) * ALIGNED, -(-vocab_size // 32)
+        self._head, self._words, self._most, self._sink_row = 2 * half, words, most, sink_row
+        on_gpu = device.type == "cuda"
+        self._host = torch.full((2 * half + most * words,), -1, dtype=torch.int32, pin_memory=on_gpu)
+        numbers = self._host.numpy()
+        self._host_places, self._host_rows = numbers[:half], numbers[half : 2 * half]
+        self._sent = torch.full_like(self._host, -1, device=device)
+        self._places, self.rows = self._sent[:half], self._sent[half : 2 * half].fill_(sink_row)
+        self._masks = self._sent[2 * half :].view(most, words)
+        super().__init__(numbers[2 * half :].data.cast("B"), 4 * words)
 
-    def take(self) -> PinnedBlock:
-        """The first that is not written to any more."""
-        for block in self._blocks:
-            if not block.is_written():
-                return block
-        self._blocks.append(PinnedBlock(self._most, self._words, self._device))
-        return self._blocks[-1]
-
-    def send(self, masks: Masks, rows: Sequence[int], width: int = 1) -> int:
-        """Note which of the masks are used, for `width` logits of each of these rows, and have the device take them; returns at once.
+    def note(self, masks: Masks, rows: Sequence[int], width: int = 1, missing: Collection[int] = ()) -> int:
+        """Note which of the masks are used, for `width` logits of each of these rows; those `missing` one get nothing.
 
         Returns behind which number none is used.
         """
-        block, places, used, counts = masks.block, [-1] * self._most, 0, masks.counts
-        assert isinstance(block, PinnedBlock)
+        assert masks.block is self
+        places, used, counts, find = [-1] * self._most, 0, masks.counts, masks.numbers.get
         for place, row in enumerate(rows):
-            if (first := masks.numbers.get(row)) is not None:
-                for ahead in range(min(counts.get(row, 1), width) if counts else 1):
+            if (first := find(row)) is not None:
+                for ahead in range(min(counts.get(row, 1), width)) if counts else (0,):
                     places[first + ahead] = place * width + ahead
-                used = max(used, first + ahead + 1)
-        block.numbers[: self._most] = places
-        end = block.head + self._words * used
-        self._sent[:end].copy_(block.host[:end], non_blocking=True)
+                used = first + ahead + 1 if used <= first else used
+        self._host_places[:], self._host_rows[:] = -1, self._sink_row
+        self._host_places[:used] = places[:used]
+        drawn = [self._sink_row if row in missing else row for row in rows] if missing else rows
+        self._host_rows[: len(rows)] = drawn
         return used
 
-    def exclude(self, logits: Tensor, used: int | None = None) -> None:
-        """Exclude from logits [S, vocab] the tokens that the sent masks do not allow, in place; may be captured.
+    def send(self, count: int) -> None:
+        """Have the device take so many masks; returns at once. May be captured."""
+        end = self._head + self._words * min(count, self._most)
+        self._sent[:end].copy_(self._host[:end], non_blocking=True)
 
-        Without `used`, from `send`, no more masks must have been sent than there are logits.
-        """
-        used = len(logits) if used is None else used
-        mask_logits(logits, self._places[:used], self._masks[:used])
+    def exclude(self, logits: Tensor, count: int) -> None:
+        """Exclude from logits [S, vocab] the tokens that so many sent masks do not allow, in place; may be captured."""
+        mask_logits(logits, self._places[:count], self._masks[:count])

@@ -186,7 +186,7 @@ class Rehearsal:
             logits = launcher.logits.of(launcher.logits.choose(hidden, size))
             for shaped in (logits, logits.float()):  # penalties and biases make float32
                 self._draw(shaped, size)
-                self._decoding.special.blocks.exclude(shaped)
+                self._decoding.special.masks.exclude(shaped, size)
         for width in widths_of(1, self._arena.sizes):
             for each in (logits[:1], logits[:1].float()):
                 self._draw(each.expand(width, -1).contiguous(), 1, width)

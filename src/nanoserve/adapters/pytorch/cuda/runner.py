@@ -100,7 +100,7 @@ class CudaRunner:
 
     def mask_block(self, _count: int, /) -> MaskBlock:
         """As in `LateDrawing`; pinned, and for as many rows as there are."""
-        return self._special.lend_block()
+        return self._special.lend_masks()
 
     @torch.inference_mode()
     def draw(self, ticket: CudaTicket, masks: Masks, /) -> None:

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import NO_DRAFT, Arena
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
-from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
+from nanoserve.adapters.pytorch.cuda.masks import PinnedMasks
 from nanoserve.adapters.pytorch.cuda.tickets import ComingScores, CudaTicket
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.grammar import MOST_DRAFTED, Masks
 from nanoserve.ports.step import StepPlan
 
-Run = Callable[[int, int], None]
+Run = Callable[[int, int, int], None]
+"""Draws for rows of a width, with so many masks."""
 
 
 def most_masks(sizes: EngineSizes) -> int:
@@ -29,7 +30,7 @@ class SpecialDraws:
     """Made by a `Drawing`, outside of graphs except those with masks; `logits` are those of the workspace.
 
     Attributes:
-        blocks: memory for the masks of steps that are drawn late.
+        masks: of the step that is drawn late.
         then: what is to be launched behind the draw of the step that is computed, and once only.
     """
 
@@ -41,7 +42,12 @@ class SpecialDraws:
         self.then: Callable[[], object] | None = None
         sizes = arena.sizes
         most, device = most_masks(sizes), arena.lengths.device
-        self.blocks = PinnedBlocks(vocab_size=sampler.vocab_size, most=most, device=device)
+        sizes_of: dict[str, int] = {
+            "vocab_size": sampler.vocab_size,
+            "most": most,
+            "sink_row": arena.sink_row,
+        }
+        self.masks = PinnedMasks(**sizes_of, device=device)
 
     def hold(self, plan: StepPlan, draw: Callable[..., CudaTicket]) -> CudaTicket:
         """Keep a plan's draw, a function of `masks` and of rows that are `missing` one; returns the ticket of its forward pass."""
@@ -56,38 +62,32 @@ class SpecialDraws:
         ticket.late = draw(masks=masks, missing=missing)
         return missing
 
-    def draw_masked(self, places: Tensor, *, width: int = 0, pdl: bool) -> None:
-        """Launch a draw from the logits that the newest forward pass left, with the masks that were sent; may be captured."""
+    def draw_masked(self, places: Tensor, *, masks: int, width: int = 0, pdl: bool) -> None:
+        """Send the noted masks, up to so many, and launch a draw with them from the logits that the newest forward pass left; may be captured."""
         logits = self._logits[: len(places) * max(width, 1)]
-        self.blocks.exclude(logits)
+        self.masks.send(masks)
+        self.masks.exclude(logits, masks)
         self._drawing.draw(logits, places, width=width, pdl=pdl)
 
     def draw_behind(
         self, plan: StepPlan, ticket: CudaTicket, run: Run, *, masks: Masks, missing: set[int]
     ) -> CudaTicket:
         """Draw what a plan's forward pass has left: by `run`, which may replay a graph, if it is as wide as was planned, and narrow where rows are missing."""
-        rows, width, arena = ticket.drawn_rows, max(ticket.width, 1), self._arena
+        rows, width = ticket.drawn_rows, max(ticket.width, 1)
         if plan.width > width or (missing and ticket.width):
             logits = self._logits[: len(rows) * width]
-            return self.sample(ticket, logits, arena.places, masks=masks, missing=missing)
-        self.blocks.send(masks, rows, width)
-        if missing:  # whose draws go to the sink
-            arena.write("places", [arena.sink_row if row in missing else row for row in rows])
-            arena.flush()
-        run(len(rows), ticket.width)
-        if missing:
-            arena.write("places", rows)
-            arena.flush()
+            return self.sample(ticket, logits, self._arena.places, masks=masks, missing=missing)
+        run(len(rows), ticket.width, self.masks.note(masks, rows, width, missing))
         self.finish()
         self._masked = self._drawing.issue(ticket)
         return ticket
 
-    def lend_block(self) -> PinnedBlock:
+    def lend_masks(self) -> PinnedMasks:
         """Memory for a step's masks; waits for the draw with those before, which ranks that follow another one do not collect."""
         if self._masked is not None and self._masked.slot is not None:
             self._drawing.arrivals.reach(self._masked.slot)
         self._masked = None
-        return self.blocks.take()
+        return self.masks
 
     def finish(self, drawn: CudaTicket | None = None) -> None:
         """Note the draw just queued for a ticket, if one is given, and launch the kernels after it."""
@@ -115,7 +115,9 @@ class SpecialDraws:
         special, places = self._sampler.special(rows), places[: len(rows)]
         owners, ends, shaped = self._shape(rows, places, logits, width) if special else (rows, None, logits)
         if masks:
-            self.blocks.exclude(shaped, self.blocks.send(masks, rows, max(width, 1)))
+            used = self.masks.note(masks, rows, max(width, 1))
+            self.masks.send(used)
+            self.masks.exclude(shaped, used)
         if missing:
             drawn = [place for place, row in enumerate(rows) if row not in missing]
             ticket.order = tuple(
