@@ -306,15 +306,15 @@ ARCHITECTURES = (
     Architecture("Olmo2ForCausalLM", "olmo2", _olmo2, _exact_norms),
     Architecture("Phi3ForCausalLM", "phi3", _phi3),
     Architecture("GptOssForCausalLM", "gpt_oss", _gpt_oss, _exact_norms),
-    Architecture("Gemma2ForCausalLM", "gemma2", gemma.gemma2_layers, gemma.gemma2_features),
-    Architecture("Gemma3ForCausalLM", "gemma3_text", gemma.gemma3_layers, gemma.gemma3_features),
+    Architecture("Gemma2ForCausalLM", "gemma2", gemma.gemma2_layers, gemma.capped_features),
+    Architecture("Gemma3ForCausalLM", "gemma3_text", gemma.gemma3_layers, gemma.capped_features),
     Architecture(
         "Gemma3ForConditionalGeneration", "gemma3", gemma.gemma3_layers, gemma.gemma_features, "text_config"
     ),
     Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_moe),
     Architecture("Qwen3NextForCausalLM", "qwen3_next", _qwen3_next, _beside_qwen3_next),
     _Encoder("BertModel", "bert", encoders.bert_layers, encoders.bert_features),
-    _Encoder("RobertaModel", "roberta", encoders.bert_layers, encoders.roberta_features),
-    _Encoder("XLMRobertaModel", "xlm-roberta", encoders.bert_layers, encoders.roberta_features),
+    _Encoder("RobertaModel", "roberta", encoders.bert_layers, encoders.bert_features),
+    _Encoder("XLMRobertaModel", "xlm-roberta", encoders.bert_layers, encoders.bert_features),
     _Encoder("ModernBertModel", "modernbert", encoders.modernbert_layers, encoders.modernbert_features),
 )

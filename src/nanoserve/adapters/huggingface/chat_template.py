@@ -238,10 +238,7 @@ def _part(part: Any, where: str) -> str:
 def _check_values(value: Any, where: str) -> None:
     """Check that a template only gets JSON values and valid Unicode."""
     if isinstance(value, str):
-        try:
-            check_unicode(value)
-        except BadValueError as error:
-            raise BadValueError(where, str(error)) from None
+        check_unicode(value, where)
     elif isinstance(value, dict):
         for key, item in value.items():
             _check_values(key, where)

@@ -27,16 +27,9 @@ def bert_layers(config: Config) -> tuple[LayerSpec, ...]:
 
 
 def bert_features(config: Config) -> dict[str, Any]:
-    """Positions from 0 on."""
-    return _features(config, prefix="bert", first=0)
-
-
-def roberta_features(config: Config) -> dict[str, Any]:
-    """Positions behind that of padding."""
-    return _features(config, prefix="roberta", first=config["pad_token_id"] + 1)
-
-
-def _features(config: Config, *, prefix: str, first: int) -> dict[str, Any]:
+    """Positions from 0 on; RoBERTa's are behind that of padding."""
+    prefix = "bert" if config["model_type"] == "bert" else "roberta"
+    first = 0 if prefix == "bert" else config["pad_token_id"] + 1
     positions = config["max_position_embeddings"]
     if positions - first < 2:
         raise ModelLoadError(f"max_position_embeddings ({positions}) leaves no room for a text")

@@ -24,14 +24,10 @@ def gemma3_layers(config: Config) -> tuple[LayerSpec, ...]:
     return tuple(_layer(config, each, layer_type=each, qk_norm="head") for each in types)
 
 
-def gemma2_features(config: Config) -> dict[str, Any]:
+def capped_features(config: Config) -> dict[str, Any]:
     """The settings of the whole model besides its layers."""
-    return {**gemma_features(config), "logit_soft_cap": _soft_cap(config, "final_logit_softcapping", 30.0)}
-
-
-def gemma3_features(config: Config) -> dict[str, Any]:
-    """The settings of the whole model besides its layers."""
-    return {**gemma_features(config), "logit_soft_cap": _soft_cap(config, "final_logit_softcapping", None)}
+    usual = 30.0 if config["model_type"] == "gemma2" else None
+    return {**gemma_features(config), "logit_soft_cap": _soft_cap(config, "final_logit_softcapping", usual)}
 
 
 def gemma_features(config: Config) -> dict[str, Any]:

@@ -217,10 +217,10 @@ def _truncate(parts: Sequence[Encoding], most: int) -> None:
         longer[0].truncate(most - len(shorter))
 
 
-def check_unicode(text: str) -> None:
+def check_unicode(text: str, parameter: str = "text") -> None:
     """Raises `BadValueError` if text cannot be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         where = f"{text[error.start]!r} at position {error.start}"
-        raise BadValueError("text", f"must be valid Unicode, but has a lone surrogate: {where}") from None
+        raise BadValueError(parameter, f"must be valid Unicode, but has a lone surrogate: {where}") from None
