@@ -257,7 +257,10 @@ class Requests:
             elif reply.cancelled:
                 self._end(reply, FinishReason.ABORT)
             else:
-                self._fail(reply, EngineDiedError(_cause(reply)))
+                cause = "in the middle of the answer; send the request again"
+                if not reply.has_been_read:
+                    cause = "twice while it computed this request, which is not tried a third time"
+                self._fail(reply, EngineDiedError(f"the engine ended {cause}"))
         return requeued, len(died) - requeued
 
     def end_overdue(self, now: float) -> None:
@@ -312,9 +315,3 @@ def _is_overdue(reply: PendingReply, now: float) -> bool:
     if request.deadline is not None and now >= request.deadline:
         return True
     return request.queue_timeout is not None and now - reply.submitted_at >= request.queue_timeout
-
-
-def _cause(reply: PendingReply) -> str:
-    if reply.has_been_read:
-        return "the engine ended in the middle of the answer; send the request again"
-    return "the engine ended twice while it computed this request, which is not tried a third time"

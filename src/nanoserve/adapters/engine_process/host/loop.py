@@ -8,8 +8,7 @@ from typing import Final
 
 import structlog
 
-from nanoserve.adapters.engine_process.host.lora_reading import READ_PERIOD, LoraReading
-from nanoserve.adapters.engine_process.host.obeying import Obeying
+from nanoserve.adapters.engine_process.host.obeying import READ_PERIOD, LoraReading, Obeying
 from nanoserve.adapters.engine_process.host.watching import BATCH_PERIOD, Watching
 from nanoserve.ports import engine_link
 from nanoserve.ports.driving import EngineHandle, Link
