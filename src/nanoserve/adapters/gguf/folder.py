@@ -32,7 +32,8 @@ def present_folder(name: str) -> str:
         state = file.stat()
         stamps = state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino
         identity = f"{_FORMAT} {file} {stamps}"
-        folder = _cache() / hashlib.sha256(identity.encode()).hexdigest()[:32]
+        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        folder = cache / "nanoserve" / "gguf" / hashlib.sha256(identity.encode()).hexdigest()[:32]
         if not _is_complete(folder):
             from nanoserve.adapters.gguf.conversion import convert  # noqa: PLC0415 - loads numpy, once for each file
 
@@ -45,11 +46,6 @@ def present_folder(name: str) -> str:
             "folder that can be written"
         ) from None
     return str(folder)
-
-
-def _cache() -> pathlib.Path:
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return pathlib.Path(home).expanduser() / "nanoserve" / "gguf"
 
 
 def _is_complete(folder: pathlib.Path) -> bool:

@@ -54,6 +54,7 @@ class GGUFTokenizer:
     def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
         self._metadata = metadata
         self._tokens: Sequence[str] = self._get("tokens") or []
+        self._vocabulary = {token: place for place, token in enumerate(self._tokens)}
         self._types: Sequence[int] = self._get("token_type") or [_NORMAL] * len(self._tokens)
         self._kind, self._rule = self._get("model"), self._get("pre")
         if not self._tokens or len(self._types) != len(self._tokens):
@@ -142,10 +143,6 @@ class GGUFTokenizer:
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
         )
         return backend
-
-    @property
-    def _vocabulary(self) -> dict[str, int]:
-        return {token: place for place, token in enumerate(self._tokens)}
 
     def _scored_merges(self) -> Iterator[tuple[tuple[float, int, int], tuple[str, str]]]:
         """Every way to make a token of two others, and its rank: merging goes by the score of what is made."""

@@ -155,7 +155,9 @@ def _classifier(root: pathlib.Path, config: Mapping[str, Any], task: Task) -> Po
     layers = (PooledLayer(name="score", size=len(labels), bias=task is Task.TOKEN_CLASSIFY),)
     if (model_type := config.get("model_type")) in _ENCODERS:
         layers = _encoder_layers({**DEFAULTS[model_type], **config}, task, len(labels))
-        kind = _encoder_kind(root, config) if task is Task.CLASSIFY else kind
+        if task is Task.CLASSIFY:
+            written = config.get("classifier_pooling", "cls")
+            kind = PoolingKind(one_of(f"{root / 'config.json'}: classifier_pooling", written, "cls", "mean"))
     return PoolerSpec(
         task=task,
         pooling=Pooling(kind=kind),
@@ -185,12 +187,6 @@ def _of_cross_encoder(root: pathlib.Path, config: Mapping[str, Any]) -> Activati
     written = written or config.get("sbert_ce_default_activation_function") or "Sigmoid"
     known = {"Sigmoid": Activation.SIGMOID, "Identity": Activation.NONE}
     return known[one_of(f"{root / 'config.json'}: activation_fn", str(written).rpartition(".")[2], *known)]
-
-
-def _encoder_kind(root: pathlib.Path, config: Mapping[str, Any]) -> PoolingKind:
-    """The states that an encoder classifies a text by."""
-    written = config.get("classifier_pooling", "cls")
-    return PoolingKind(one_of(f"{root / 'config.json'}: classifier_pooling", written, "cls", "mean"))
 
 
 def _encoder_layers(config: Mapping[str, Any], task: Task, labels: int) -> tuple[PooledLayer, ...]:

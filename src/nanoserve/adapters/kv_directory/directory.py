@@ -270,7 +270,11 @@ class FileDirectory:
                 block_file.write_block(path, self._fingerprint, name, self._slots.view(slot))
                 is_good = self._note_written(path, generation)
             except OSError as error:
-                self._complain(error)
+                self._refused += 1
+                if not self._has_complained:  # once: a full disk refuses every block
+                    self._has_complained = True
+                    where, reason = str(self._folder), str(error)
+                    structlog.get_logger().warning("KV blocks cannot be written", folder=where, error=reason)
         return DirectoryWork(name, slot, is_read=False, is_good=is_good)
 
     def _note_written(self, path: Path, generation: int) -> bool:
@@ -292,15 +296,6 @@ class FileDirectory:
         for path in paths:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-
-    def _complain(self, error: OSError) -> None:
-        """Once: a full disk refuses every block."""
-        self._refused += 1
-        if not self._has_complained:
-            self._has_complained = True
-            structlog.get_logger().warning(
-                "KV blocks cannot be written", folder=str(self._folder), error=str(error)
-            )
 
 
 def _prepare(folder: Path) -> int:

@@ -102,16 +102,13 @@ class ZmqKVEvents:
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                self._rest()
+                if self._replay is None:
+                    self._closing.wait(_PERIOD)
+                elif self._replay.poll(round(_PERIOD * 1000)):
+                    self._answer(self._replay)
                 self.send()
             except Exception:  # noqa: BLE001 - consumers see a gap; the engine must not notice
                 structlog.get_logger().exception("KV events could not be sent")
-
-    def _rest(self) -> None:
-        if self._replay is None:
-            self._closing.wait(_PERIOD)
-        elif self._replay.poll(round(_PERIOD * 1000)):
-            self._answer(self._replay)
 
     def _answer(self, replay: zmq.Socket[bytes]) -> None:
         client, *_, first = replay.recv_multipart()

@@ -47,9 +47,14 @@ class Spare:
     async def take(self) -> EngineProcess | None:
         """The process, which is the caller's now, and no other follows before `keep`; None if there is none.
 
-        One that is still importing is passed on too: it is further than a new one.
+        One that is still importing is passed on too: it is further than a new one. May be cancelled and called again: the process
+        is kept until a caller has it or has ended it.
         """
-        await self._stop_keeping()
+        if self._keeping is not None:
+            if not self._keeping.cancelling():  # a second time would interrupt its own tidying
+                self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+            self._keeping = None
         process, self._process = self._process, None
         if process is None or not process.has_ended:
             return process
@@ -60,14 +65,6 @@ class Spare:
         """End the process and keep none."""
         if (process := await self.take()) is not None:
             await process.kill()
-
-    async def _stop_keeping(self) -> None:
-        """May be cancelled and called again: the process is kept until a caller has it or has ended it."""
-        if self._keeping is not None:
-            if not self._keeping.cancelling():  # a second time would interrupt its own tidying
-                self._keeping.cancel()
-            await asyncio.wait({self._keeping})
-            self._keeping = None
 
     async def _keep(self) -> None:
         delay = FIRST_DELAY
