@@ -90,18 +90,6 @@ class HFChatTemplate:
                 return self._encode_pieces(split(wrapped, marks), check)
         return self._tokenizer.encode(rendered, add_special_tokens=False, check=check)
 
-    def _source(self, tools: Any) -> str:
-        """The template named `tool_use` where there are tools, if the folder has one, as in transformers; else the default."""
-        source = self._tokenizer.tool_template if tools else None
-        source = source or self._tokenizer.chat_template
-        if source is None:
-            raise BadValueError(
-                "messages",
-                f"the model in {self._tokenizer.folder} has no chat template (or several and no default); send a "
-                "plain prompt instead, or put a chat_template.jinja into the folder",
-            )
-        return source
-
     @functools.cached_property
     def _control_tokens(self) -> ControlTokens:
         added = self._tokenizer.added_tokens.values()
@@ -129,7 +117,15 @@ class HFChatTemplate:
         return _before_cut(rendered, given["messages"][-1]["content"]) if continue_final_message else rendered
 
     def _filled(self, values: Mapping[str, Any]) -> str:
-        source = self._source(values["tools"])
+        """By the template named `tool_use` where there are tools, if the folder has one, as in transformers; else by the default."""
+        source = self._tokenizer.tool_template if values["tools"] else None
+        source = source or self._tokenizer.chat_template
+        if source is None:
+            raise BadValueError(
+                "messages",
+                f"the model in {self._tokenizer.folder} has no chat template (or several and no default); send a "
+                "plain prompt instead, or put a chat_template.jinja into the folder",
+            )
         try:
             return template_process().render(source, values)
         except TemplateError as error:  # what it raises on purpose is written for the one who asked

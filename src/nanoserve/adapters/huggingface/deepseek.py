@@ -64,23 +64,6 @@ def _deepseek(
 ) -> tuple[layer_spec.LayerSpec, ...]:
     if config.get("moe_layer_freq", 1) != 1:
         raise ModelLoadError("moe_layer_freq other than 1 is not supported")
-    _check_choice(config, router)
-    size = config["moe_intermediate_size"]
-    experts = layer_spec.ExpertsSpec(
-        count=config["n_routed_experts"],
-        top=config["num_experts_per_tok"],
-        size=size,
-        router=router,
-        shared_size=size * config["n_shared_experts"],
-    )
-    dense = min(config["first_k_dense_replace"], config["num_hidden_layers"])
-    feeds: list[layer_spec.Feed] = [layer_spec.DenseSpec(size=config["intermediate_size"])] * dense + [
-        experts
-    ] * (config["num_hidden_layers"] - dense)
-    return tuple(layer_spec.LayerSpec(mixer, feed) for feed in feeds)
-
-
-def _check_choice(config: Config, router: layer_spec.RouterSpec) -> None:
     count, top = config["n_routed_experts"], config["num_experts_per_tok"]
     groups: Any = router.groups
     best: Any = router.top_groups
@@ -90,6 +73,19 @@ def _check_choice(config: Config, router: layer_spec.RouterSpec) -> None:
         )
     if not isinstance(top, int) or not 0 < top <= count // groups * best:
         raise ModelLoadError(f"num_experts_per_tok is {top!r}, and there are {count} experts to choose from")
+    size = config["moe_intermediate_size"]
+    experts = layer_spec.ExpertsSpec(
+        count=count,
+        top=top,
+        size=size,
+        router=router,
+        shared_size=size * config["n_shared_experts"],
+    )
+    dense = min(config["first_k_dense_replace"], config["num_hidden_layers"])
+    feeds: list[layer_spec.Feed] = [layer_spec.DenseSpec(size=config["intermediate_size"])] * dense + [
+        experts
+    ] * (config["num_hidden_layers"] - dense)
+    return tuple(layer_spec.LayerSpec(mixer, feed) for feed in feeds)
 
 
 def _latent_attention(config: Config) -> layer_spec.LatentSpec:

@@ -30,9 +30,10 @@ def download_model(name_or_path: str, *, revision: str | None = None, progress: 
     if file:
         refuse_part(name_or_path)
         return _download(name_or_path, revision, lambda: _download_file(repository, file, revision, progress))
-    folder = pathlib.Path(
-        _download(name_or_path, revision, lambda: _download_folder(repository, revision, progress))
-    )
+    how: dict[str, Any] = {"revision": revision, "tqdm_class": None if progress else _NoProgress}
+    how |= {"allow_patterns": list(FILES), "ignore_patterns": list(FILES_OF_OTHER_FORMATS)}
+    found = _download(name_or_path, revision, lambda: huggingface_hub.snapshot_download(repository, **how))
+    folder = pathlib.Path(found)
     if not any(folder.glob("*.safetensors")):
         raise ModelLoadError(
             f"{name_or_path}: has no safetensors weights on the hub; {_other_weights(name_or_path, revision)}"
@@ -62,16 +63,6 @@ def _download(name: str, revision: str | None, download: Callable[[], str]) -> s
         return download()
     except (errors.HFValidationError, errors.HfHubHTTPError, OSError, ValueError) as error:
         raise ModelLoadError(f"{name}: {_explain(error, revision)}") from error
-
-
-def _download_folder(name: str, revision: str | None, progress: bool) -> str:
-    return huggingface_hub.snapshot_download(
-        name,
-        revision=revision,
-        allow_patterns=list(FILES),
-        ignore_patterns=list(FILES_OF_OTHER_FORMATS),
-        tqdm_class=None if progress else _NoProgress,
-    )
 
 
 def _download_file(name: str, file: str, revision: str | None, progress: bool) -> str:

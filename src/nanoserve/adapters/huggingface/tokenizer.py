@@ -82,7 +82,6 @@ class HFTokenizer:
 
     @property
     def facts(self) -> TokenizerFacts:
-        """The tokenizer's settings from the folder."""
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         return TokenizerFacts(
             tokenizer_class=self._parts.class_name,
@@ -105,11 +104,7 @@ class HFTokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, check: Check = None
     ) -> list[int]:
-        """Text to ids; `parse_special=False` treats special tokens written inside the text as plain text.
-
-        Added tokens that the tokenizer does not call special (runs of blanks, say) are ordinary vocabulary and
-        always recognised. Raises `BadValueError` for text that is not Unicode, such as a lone surrogate.
-        """
+        """As in the port; added tokens that are not special (runs of blanks, say) are always recognised. Raises `BadValueError` for text that is not Unicode."""
         check_unicode(text)
         is_long = check is not None and len(text) > _LONG_TEXT
         for part in [text[: len(text) // 4], text] if is_long else [text]:

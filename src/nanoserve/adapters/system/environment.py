@@ -50,7 +50,12 @@ def version_of(package: str) -> str | None:
 
 
 def _cpu(cpuinfo: pathlib.Path) -> dict[str, Any]:
-    fields = _fields(cpuinfo)
+    try:  # the first processor's lines, each a name and a value; some kernels have no such file
+        first = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0]
+    except OSError:
+        first = ""
+    pairs = (line.partition(":") for line in first.splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
     flags = fields.get("flags", fields.get("Features", "")).split()
     return {
         "model": fields.get("model name") or platform.processor() or platform.machine(),
@@ -59,16 +64,6 @@ def _cpu(cpuinfo: pathlib.Path) -> dict[str, Any]:
         "threads": psutil.cpu_count(),
         "usable_threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
     }
-
-
-def _fields(cpuinfo: pathlib.Path) -> dict[str, str]:
-    """The first processor's `name: value` lines; empty if the kernel has no such file."""
-    try:
-        first = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _gpus() -> list[dict[str, str]]:

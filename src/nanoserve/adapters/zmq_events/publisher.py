@@ -74,15 +74,12 @@ class ZmqKVEvents:
             raise
 
     def publish(self, events: Iterator[KVEvent], /) -> None:
-        """Take the events since the last call; they are sent soon."""
         self._waiting.append(events)
 
     def start(self) -> None:
-        """Send from now on."""
         self._thread.start()
 
     def close(self) -> None:
-        """Send nothing any more."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()

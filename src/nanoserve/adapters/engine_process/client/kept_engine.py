@@ -81,7 +81,6 @@ class KeptEngine(Generic[KeeperT]):
 
     @property
     def status(self) -> EngineStatus:
-        """Its present status."""
         is_silent = time.monotonic() - self.last_report > self._stall_timeout
         return EngineStatus.STALLED if self._status is EngineStatus.READY and is_silent else self._status
 
@@ -104,7 +103,6 @@ class KeptEngine(Generic[KeeperT]):
         return not self.requests and not self.totals.has_work
 
     async def start(self) -> None:
-        """Return once the engine is ready; raise why it is not going to be."""
         self._looking = asyncio.create_task(self._end_overdue())
         await self.keeper.start(self)
         await self._settled.wait()
@@ -127,17 +125,14 @@ class KeptEngine(Generic[KeeperT]):
         return self.requests.open(request)
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache; a new engine has none."""
         self.requests.send(engine_link.ForgetPrefixes())
 
     async def load_lora(self, name: str, folder: str) -> None:
-        """Read an adapter, which has its name on return. Raises `BadValueError` or `EngineLoadingError`."""
         self._check_ready()
         await self.orders.load_lora(name, folder)
         self._show_loras({name}, ())
 
     async def unload_lora(self, name: str) -> None:
-        """Let requests no longer name an adapter. Raises `UnknownModelError` or `EngineLoadingError`."""
         self._check_ready()
         await self.orders.unload_lora(name)
         self._show_loras((), {name})
@@ -159,12 +154,10 @@ class KeptEngine(Generic[KeeperT]):
             raise errors.EngineLoadingError("the engine is starting; try again later")
 
     def watch(self, asked: engine_link.Watch, listener: WatchListener) -> None:
-        """Have this engine and those that follow keep a step log."""
         self._watched = (asked, listener)
         self._resume_watch()
 
     def unwatch(self) -> None:
-        """Keep no step log any more."""
         self._watched = None
         if self._status is EngineStatus.READY:
             self.requests.send(engine_link.Unwatch())

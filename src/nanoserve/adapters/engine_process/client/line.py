@@ -61,16 +61,13 @@ class Line(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio."""
         self._transport = cast("asyncio.WriteTransport", transport)
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Called by asyncio."""
         self.gone.set()
         self._on_lost()
 
     def data_received(self, data: bytes) -> None:
-        """Called by asyncio."""
         try:
             for body in self._frames.feed(data):
                 self._take(body)

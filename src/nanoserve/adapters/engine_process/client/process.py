@@ -140,10 +140,6 @@ class StallWatch:
     last_look: float
     silence: float = 0.0
 
-    def note_progress(self) -> None:
-        """The engine has computed something, or has nothing to compute and says so."""
-        self.silence = 0.0
-
     def is_stalled(self, now: float) -> bool:
         """Look at the engine; to be asked once every `TICK`."""
         self.silence += min(now - self.last_look, 2 * TICK)
@@ -223,8 +219,10 @@ class EngineLife:
                 self.failure = reported_error(report.error, report.message)
             case Turned(events, state):
                 has_news = events or (state and (state.paused or state.last_step > self._last_step))
-                if has_news or self._is_idle():
-                    self._watch.note_progress()
+                if (
+                    has_news or self._is_idle()
+                ):  # it has computed something, or has nothing to compute and says so
+                    self._watch.silence = 0.0
                 if state:
                     self._last_step = state.last_step
 

@@ -84,7 +84,6 @@ class PendingReply:
         return not self.has_been_read and not self.cancelled and self.num_engines < MOST_ENGINES
 
     async def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
-        """Yield batches of events, each with all that came since the last one; raises the error that it ends with."""
         while True:
             if (self._piles or self._notes) and (self.request.stream or self.is_over):
                 yield self._take()
@@ -97,7 +96,6 @@ class PendingReply:
                 await self._reader
 
     def cancel(self) -> None:
-        """End it; the engine is asked once."""
         if not self.cancelled and not self.is_over:
             self.cancelled = True
             self._cancel(self)
@@ -266,7 +264,9 @@ class Requests:
     def end_overdue(self, now: float) -> None:
         """End the requests without an engine that would have run out of time with one."""
         for reply in self._waiting():
-            if _is_overdue(reply, now):
+            deadline, patience = reply.request.deadline, reply.request.queue_timeout
+            is_late = deadline is not None and now >= deadline
+            if is_late or (patience is not None and now - reply.submitted_at >= patience):
                 self._end(reply, FinishReason.TIMEOUT)
 
     def fail_all(self, error: NanoserveError) -> None:
@@ -308,10 +308,3 @@ def remaining(request: Request, waited: float) -> Request:
     if request.queue_timeout is None:
         return request
     return attrs.evolve(request, queue_timeout=max(0.0, request.queue_timeout - waited))
-
-
-def _is_overdue(reply: PendingReply, now: float) -> bool:
-    request = reply.request
-    if request.deadline is not None and now >= request.deadline:
-        return True
-    return request.queue_timeout is not None and now - reply.submitted_at >= request.queue_timeout

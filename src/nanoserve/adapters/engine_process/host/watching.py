@@ -52,7 +52,6 @@ class Watching:
         self.show_everything()
 
     def stop(self) -> None:
-        """Record no more."""
         self._engine.stop_recording()
         self.recorder = self._asked = None
 
@@ -84,10 +83,11 @@ class Watching:
     def _begin(self, asked: Watch) -> None:
         self.recorder = self._engine.record(self._tokenizer if asked.with_words else None, began=asked.began)
         self._asked, self._has_gap = asked, True
+        started = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=time.monotonic() - asked.began)
         header = attrs.evolve(
             self._make_header(),
             model=asked.model,
-            started=_wall_clock(asked.began),
+            started=started.isoformat(timespec="milliseconds"),
             has_words=asked.with_words,
         )
         self._header = self._format.encode_header(header)
@@ -118,9 +118,3 @@ class Watching:
         except Exception:  # noqa: BLE001 - no error in the log may end the engine
             structlog.get_logger().exception("the step log cannot be written, and ends here")
             self.stop()
-
-
-def _wall_clock(reading: float) -> str:
-    """A reading of the monotonic clock as a time of day."""
-    age = dt.timedelta(seconds=time.monotonic() - reading)
-    return (dt.datetime.now(dt.UTC) - age).isoformat(timespec="milliseconds")

@@ -111,13 +111,11 @@ class Ranks:
             free.append(message.available)
         return free
 
-    def send(self, message: plans.ToRank) -> None:
-        """Send a message to all. Raises `RunnerLostError`."""
-        self._send(self._wire.encode(message))
-
-    def send_plan(self, plan: StepPlan) -> None:
-        """Send a plan to all. Raises `RunnerLostError`."""
-        self._send(self._wire.encode_plan(plan))
+    def send(self, message: plans.ToRank | StepPlan) -> None:
+        """Send a message or a plan to all. Raises `RunnerLostError`."""
+        frame = self._wire.encode(message)
+        for each in self._others:
+            self._send_to(each, frame)
 
     def share(self, loras: Any) -> None:
         """Tell every rank where its part of each adapter is. Raises `RunnerLostError`."""
@@ -198,10 +196,6 @@ class Ranks:
         """End all; may be called twice."""
         self._end()
 
-    def _send(self, frame: bytes) -> None:
-        for each in self._others:
-            self._send_to(each, frame)
-
     def _send_to(self, rank: Rank, frame: bytes) -> None:
         try:
             rank.connection.sendall(frame)
@@ -273,7 +267,7 @@ class LeadingRunner(Generic[TicketT]):
         began = time.monotonic()
         if plan.lora_loads:
             self._ranks.share(self.loras)
-        self._ranks.send_plan(plan)
+        self._ranks.send(plan)
         if self._is_watchful:
             self._steps.append(plan.step)
         try:

@@ -116,17 +116,18 @@ class RankWire:
         self._decoder: Final = msgspec.msgpack.Decoder(ToRank | FromRank | Plan)
         self._decoding: tuple[int, ...] = ()
 
-    def encode(self, message: ToRank | FromRank) -> bytes:
-        """A whole frame; raises `BadValueError` if it would be too long."""
+    def encode(self, message: ToRank | FromRank | StepPlan) -> bytes:
+        """A whole frame; raises `BadValueError` if it would be too long. Every plan of a connection passes here, in order."""
+        if isinstance(message, StepPlan):
+            message = self._of_plan(message)
         return framed(self._encoder.encode(message))
 
-    def encode_plan(self, plan: StepPlan) -> bytes:
-        """A whole frame. Every plan of a connection passes here, in order."""
+    def _of_plan(self, plan: StepPlan) -> Any:
         message = Plan(*_fields_of(plan))
         message.decoding = None if plan.decoding is self._decoding else plan.decoding
         message.admitted = tuple([_packed(each) for each in plan.admitted])
         self._decoding = plan.decoding
-        return framed(self._encoder.encode(message))
+        return message
 
     def decode(self, body: bytes) -> ToRank | StepPlan | FromRank:
         """The message; rows that go on decoding are the same tuple as in the plan before. Raises `WireError`."""

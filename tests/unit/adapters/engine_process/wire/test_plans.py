@@ -90,8 +90,8 @@ def sent(wire: RankWire, frame: bytes) -> Any:
 def test_plans_arrive_as_they_were_and_steady_rows_are_the_same_object(plans: list[StepPlan]) -> None:
     there, here = RankWire(), RankWire()
     for plan in plans:
-        first = sent(here, there.encode_plan(plan))
-        again = sent(here, there.encode_plan(attrs.evolve(plan, step=plan.step + 1)))
+        first = sent(here, there.encode(plan))
+        again = sent(here, there.encode(attrs.evolve(plan, step=plan.step + 1)))
         assert first == plan
         assert again == attrs.evolve(plan, step=plan.step + 1)
         assert again.decoding is first.decoding
