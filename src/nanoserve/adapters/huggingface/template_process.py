@@ -58,14 +58,10 @@ class TemplateProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, source: str, values: Mapping[str, Any]) -> str:
-        """A filled template. Raises `TemplateError` with what it raises, `TemplateStoppedError` or `TemplateFailedError`."""
-        return self._ask(source, values)
-
     def variables(self, source: str) -> frozenset[str]:
         """The names that a template reads and does not set itself; none if it is no template."""
         try:
-            return frozenset(json.loads(self._ask(source, None)))
+            return frozenset(json.loads(self.render(source, None)))
         except (TemplateStoppedError, TemplateFailedError):
             return frozenset()
 
@@ -74,7 +70,11 @@ class TemplateProcess:
         with self._lock:
             self._end()
 
-    def _ask(self, source: str, values: Mapping[str, Any] | None) -> str:
+    def render(self, source: str, values: Mapping[str, Any] | None) -> str:
+        """A filled template, or without values the names that it reads, as JSON.
+
+        Raises `TemplateError` with what it raises, `TemplateStoppedError` or `TemplateFailedError`.
+        """
         question = _packed(source, values)
         with self._lock:
             if self._process is not None and self._process.poll() is not None:

@@ -85,11 +85,6 @@ class SharedRow(MutableMapping[str, int]):
     def __delitem__(self, name: str) -> None:
         raise TypeError("a row keeps its names")
 
-    def reset(self) -> None:
-        """All numbers are 0 again."""
-        for name in self:
-            self[name] = 0
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 

@@ -98,7 +98,8 @@ class SharedCounting:
         """A process has died, and its sequences have ended. Returns their number."""
         with self._table.lock:
             for group in _LIVING:
-                self._table.row(process, group).reset()
+                numbers = self._table.row(process, group)
+                numbers.update(dict.fromkeys(numbers, 0))
             self._table.row(process, "exchanges")[measurements.SERVED] = 0
             self._table.row(process, "processes")[measurements.PID] = 0
             return Ledger(Counts(self._table.row(process, "ledger"))).end_all()

@@ -61,7 +61,8 @@ def test_rows_and_groups_do_not_touch() -> None:
         table.reals(row, "second")[0] = row + 0.5
     assert [[*table.cells(row, "first")] for row in range(3)] == [[0, 0], [0, 1], [0, 2]]
     assert [[*table.reals(row, "second")] for row in range(3)] == [[0.5], [1.5], [2.5]]
-    table.row(1, "first").reset()
+    own = table.row(1, "first")
+    own.update(dict.fromkeys(own, 0))
     assert [table.row(row, "first")["b"] for row in range(3)] == [0, 0, 2]
     with pytest.raises(KeyError):
         table.row(0, "first")["c"]

@@ -36,11 +36,6 @@ class Line(asyncio.Protocol):
         """Read and write this connection from now on."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=connection)
 
-    @property
-    def was_open(self) -> bool:
-        """True if there has ever been a connection."""
-        return self._transport is not None
-
     def send(self, frame: bytes) -> None:
         """Hand a frame over without waiting for its reader; ignored where there is no connection any more."""
         if self._transport is None or self.gone.is_set():

@@ -105,11 +105,10 @@ class EngineProcess:
         finally:  # whoever waits here may be cancelled
             self._end()
             self._process.wait()
-        if self._line.was_open:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_WORDS):  # `wait_for` swallows a cancelling in Python 3.11
-                    await self.gone.wait()
-            self._line.cut_off()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS):  # `wait_for` swallows a cancelling in Python 3.11
+                await self.gone.wait()
+        self._line.cut_off()
         return _ending(self._process.returncode)
 
     def _end(self) -> None:
@@ -139,6 +138,10 @@ class StallWatch:
     timeout: float
     last_look: float
     silence: float = 0.0
+
+    def note_progress(self) -> None:
+        """The engine has computed something, or has nothing to compute and says so."""
+        self.silence = 0.0
 
     def is_stalled(self, now: float) -> bool:
         """Look at the engine; to be asked once every `TICK`."""
@@ -219,10 +222,8 @@ class EngineLife:
                 self.failure = reported_error(report.error, report.message)
             case Turned(events, state):
                 has_news = events or (state and (state.paused or state.last_step > self._last_step))
-                if (
-                    has_news or self._is_idle()
-                ):  # it has computed something, or has nothing to compute and says so
-                    self._watch.silence = 0.0
+                if has_news or self._is_idle():
+                    self._watch.note_progress()
                 if state:
                     self._last_step = state.last_step
 

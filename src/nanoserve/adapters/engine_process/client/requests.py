@@ -30,10 +30,6 @@ class _Pile:
     texts: list[str]
     logprobs: list[TokenLogprobs]
 
-    @classmethod
-    def of(cls, event: TokensGenerated) -> _Pile:
-        return cls(event, [*event.token_ids], [event.text], [*event.logprobs])
-
     def add(self, event: TokensGenerated) -> None:
         self.last = event
         self.token_ids += event.token_ids
@@ -148,7 +144,8 @@ class PendingReply:
         elif isinstance(pile, _Pile):
             pile.add(event)
         else:
-            self._piles[event.index] = joined = _Pile.of(pile)
+            joined = _Pile(pile, [*pile.token_ids], [pile.text], [*pile.logprobs])
+            self._piles[event.index] = joined
             joined.add(event)
 
     def _take(self) -> list[EngineEvent]:

@@ -282,9 +282,8 @@ class LeadingRunner(Generic[TicketT]):
         return self._drawer.mask_block(count)
 
     def draw(self, ticket: TicketT, masks: Masks, /) -> None:
-        self._ranks.send(
-            plans.Draw({row: bytearray(mask) for row, mask in masks.items()}, dict(masks.counts))
-        )
+        copied = {row: bytearray(mask) for row, mask in masks.items()}
+        self._ranks.send(plans.Draw(copied, dict(masks.counts)))
         try:
             self._drawer.draw(ticket, masks)
         except Exception as error:  # noqa: BLE001 - as above

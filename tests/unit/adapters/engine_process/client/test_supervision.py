@@ -57,7 +57,7 @@ def test_silence_is_a_stall_after_the_timeout_and_not_before() -> None:
 def test_progress_restarts_the_wait() -> None:
     watch = StallWatch(1.0, 0.0)
     assert look_until(watch, 0.0, 0.9) is None
-    watch.silence = 0.0
+    watch.note_progress()
     assert look_until(watch, 0.75, 0.9) is None
 
 
