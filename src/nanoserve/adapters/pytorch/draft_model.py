@@ -59,7 +59,6 @@ class ModelDrafts:
             self._compute(missing)
 
     def release(self, row: int) -> None:
-        """Forget a row."""
         self._computed.pop(row, None)
 
     def propose(self, most: Mapping[int, int]) -> dict[int, list[int]]:

@@ -62,7 +62,6 @@ class EagleDrafts:
                 self._hidden[row] = states[end - 1]
 
     def release(self, row: int) -> None:
-        """Forget a row."""
         self._hidden.pop(row, None)
 
     def propose(self, most: Mapping[int, int]) -> dict[int, list[int]]:

@@ -62,7 +62,6 @@ class RowPooling:
                 self.seconds[admitted.row] = admitted.pooling.second
 
     def release(self, row: int) -> None:
-        """Forget a row."""
         self.asked.pop(row, None)
         self._parts.pop(row, None)
         self.seconds.pop(row, None)

@@ -43,13 +43,11 @@ class PromptScoring:
         self.asked: dict[int, tuple[int, int]] = {}
 
     def admit(self, admitted: AdmittedRow) -> None:
-        """Remember a row that asks."""
         top = admitted.sampling.prompt_logprobs
         if top is not None:
             self.asked[admitted.row] = (top, admitted.num_prompt_tokens)
 
     def release(self, row: int) -> None:
-        """Forget a row."""
         self.asked.pop(row, None)
 
     def asks(self, chunks: tuple[Chunk, ...]) -> bool:

@@ -158,7 +158,6 @@ class Here:
     tensor: Tensor
 
     def wait(self) -> Tensor:
-        """The tensor."""
         return self.tensor
 
 

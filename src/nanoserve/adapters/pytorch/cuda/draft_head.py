@@ -39,7 +39,6 @@ class Tap:
         self._out, self._unit = out, unit
 
     def run(self, ops: LinearOps, _: object, /) -> None:
-        """See `Part`."""
         stream = ops.complete(None)
         torch.mul(stream, self._unit, out=self._out[: len(stream)])
 

@@ -44,7 +44,6 @@ class MLP(Part):
         return up, Product("down", self.down, post_norm=self.post_norm)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """By the names of the family."""
         up, down = (
             prefixed(name, linear.checkpoint_tensors())
             for name, linear in zip(self._names, (self.up, self.down), strict=True)

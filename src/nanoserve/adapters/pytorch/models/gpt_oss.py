@@ -36,7 +36,6 @@ class StackedExperts(Experts):
         return stack if stack.dtype is torch.uint8 else stack.view(count, columns, rows)
 
     def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:
-        """No others."""
         return {}
 
     def sections(self) -> dict[str, tuple[int, ...]]:

@@ -45,7 +45,6 @@ class BidirectionalAttention(Part):
         return qkv, Product("output", self.output, post_norm=self.post_norm)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """By the names of the family."""
         size = self.qkv.out_features // len(self._projections)
         tensors = rows(self.qkv, dict.fromkeys(self._projections, size))
         return self.norm_tensors() | tensors | prefixed(self._output, self.output.checkpoint_tensors())
