@@ -327,7 +327,7 @@ class LLM:
             ),
             strict=True,
         )
-        jobs = [session.job(*each, lora=name) for *each, name in asked]
+        jobs = [session.job(*each, lora=name, stream=False) for *each, name in asked]
         for _ in session.run(jobs, progress=use_tqdm):
             pass
         return [job.output() for job in jobs]

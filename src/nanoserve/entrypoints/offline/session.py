@@ -139,8 +139,9 @@ class Session:
         reading: Reading | None = None,
         *,
         lora: str = "",
+        stream: bool = True,
     ) -> PromptJob:
-        """A request that is ready to run, with the marks that a `reading` needs in its text; raises `BadValueError`."""
+        """A request that is ready to run, with the marks that a `reading` needs in its text; `stream` as in `Request`; raises `BadValueError`."""
         check_text(self.assembly.pooler)
         if constraint is not None:
             check_constraint(constraint)
@@ -154,6 +155,7 @@ class Session:
             priority=priority,
             constraint=constraint,
             lora=lora,
+            stream=stream,
             unsearched_token_ids=() if reading is None else reading.marks_besides(sampling.stop),
         )
         return PromptJob(prompt, request, self.assembly.tokenizer)
