@@ -147,10 +147,10 @@ def attend_with_tiles(
         count = tl.load(tiles_ptr + tile * 4 + 2)
         position = tl.load(tiles_ptr + tile * 4 + 3)
 
-    # Rows past the last query repeat it; they are never stored.
+    # Rows past the last query repeat it, and those of an empty tile read the first; they are never stored.
     score_rows = tl.arange(0, ROWS)
     exists = score_rows // PACKED < count
-    queries = tl.minimum(score_rows // PACKED, count - 1)
+    queries = tl.minimum(score_rows // PACKED, tl.maximum(count, 1) - 1)
     results = (token.to(tl.int64) + queries) * NUM_HEADS + head + score_rows % PACKED
     last = position + count - 1
     _, l, accs = visit_entries(
