@@ -19,7 +19,7 @@ ROOMS = {
     "domain": 9027,
     "kernels": 15150,
     "adapters/pytorch": 16400,
-    "adapters": 11203,
+    "adapters": 11081,
     "entrypoints/server": 10945,
     "entrypoints": 11890,
 }
