@@ -6,6 +6,7 @@ import contextlib
 import operator
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 from rich.console import Console
@@ -137,11 +138,9 @@ class Session:
         priority: int = 0,
         constraint: Constraint | None = None,
         reading: Reading | None = None,
-        *,
-        lora: str = "",
-        stream: bool = True,
+        **more: Any,
     ) -> PromptJob:
-        """A request that is ready to run, with the marks that a `reading` needs in its text; `stream` as in `Request`; raises `BadValueError`."""
+        """A request that is ready to run, with the marks that a `reading` needs in its text, and `more` fields of `Request`; raises `BadValueError`."""
         check_text(self.assembly.pooler)
         if constraint is not None:
             check_constraint(constraint)
@@ -154,9 +153,8 @@ class Session:
             bad_words,
             priority=priority,
             constraint=constraint,
-            lora=lora,
-            stream=stream,
             unsearched_token_ids=() if reading is None else reading.marks_besides(sampling.stop),
+            **more,
         )
         return PromptJob(prompt, request, self.assembly.tokenizer)
 
