@@ -8,16 +8,21 @@ from typing import Any
 import attrs
 import pytest
 
-from nanoserve.adapters.pytorch.cuda import building
+from nanoserve.adapters.pytorch.cuda import building, mixed_steps
 from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras
+from nanoserve.adapters.pytorch.cuda.mixed_steps import Shape
+from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
+from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.ports.sampling import SamplingParams
+from tests.interpreter.gpu.replays import KeptLaunches, NotedReplays
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
 from tests.interpreter.matrix import cases
-from tests.served import Served, assert_scored_as_by, is_greedy
+from tests.served import Answer, Served, assert_scored_as_by, is_greedy
 from tests.unit.adapters.pytorch.lora.peft_adapters import LINEARS, make_adapter
 from tests.unit.adapters.pytorch.tiny_models import CASES, TinyModel, make_prompt, make_tiny_model
 
 RANKS = {"a": 8, "b": 17}
+SIZES: dict[str, Any] = {"max_loras": 2, "max_lora_rank": 32, "max_num_seqs": 6, "depth": 2}
 NUM_PROMPTS = 12 if ON_GPU else 5
 TARGETS = {
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
@@ -42,8 +47,10 @@ def scored(max_tokens: int) -> SamplingParams:
 
 
 def serve_adapters(tiny: TinyModel, folder: Path, **settings: Any) -> Served:
-    sizes = {"max_loras": 2, "max_lora_rank": 32, "max_num_seqs": 6, "depth": 2}
-    served = serve(tiny.build(device=DEVICE), **(sizes | settings))
+    return named(serve(tiny.build(device=DEVICE), **(SIZES | settings)), folder)
+
+
+def named(served: Served, folder: Path) -> Served:
     for name in RANKS:
         served.engine.name_lora(name, served.engine.read_lora(str(folder / name)))
     return served
@@ -100,3 +107,43 @@ def test_steps_without_adapters_launch_nothing_of_them(
     assert not launched
     served.answers(prompts, params, loras=["", "a"])
     assert launched or ON_GPU  # a graph was captured before
+
+
+@pytest.mark.parametrize("crowds", [(), ((8, 64),)])
+def test_one_capture_serves_prompts_whichever_tokens_have_which_adapter(
+    crowds: tuple[tuple[int, int], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside rows that decode, with and without adapters; captured before serving, no step launches its kernels one by one."""
+    monkeypatch.setattr(mixed_steps, "CROWDS", crowds)
+    tiny = make_tiny_model(tmp_path / "base", num_hidden_layers=2)
+    merged = {name: make_adapter(tiny, tmp_path / name, rank=rank, seed=rank) for name, rank in RANKS.items()}
+    merged[""], runners = tiny.reference, list[CudaRunner]()
+    graphs = NotedReplays() if ON_GPU else KeptLaunches()
+
+    def make_runner(limits: Limits) -> CudaRunner:
+        runners.append(building.build_runner(tiny.build(device=DEVICE), limits, graphs=graphs)[0])
+        if not ON_GPU:
+            runners[0]._mixed_steps.capture_first(runners[0].rehearsal._launcher)
+        graphs.replayed.clear()
+        return runners[0]
+
+    sizes = SIZES | {"max_num_seqs": 10, "max_num_batched_tokens": 72}
+    served = named(Served(tiny.build(device=DEVICE), make_runner, **sizes), tmp_path)
+    for seed, names in enumerate([("a", "b", ""), ("b", "", "a")]):
+        prompts = [make_prompt(length, seed=10 * seed + length) for length in (40, 31, 56)]
+        answers = {name: Answer() for name in "012"}
+        for number, (prompt, lora) in enumerate(zip(prompts, names, strict=True)):
+            sampling = SamplingParams(temperature=0.0, max_tokens=9 - 3 * number)
+            served.add(str(number), prompt, sampling, 0, lora=lora)
+            for _ in range(3):
+                served.turn(answers)
+        while served.engine.has_work:
+            served.turn(answers)
+        for name, prompt, answer in zip(names, prompts, answers.values(), strict=True):
+            assert answer.finish_reason
+            assert is_greedy(merged[name], prompt, answer.tokens)
+    mixed = [key for key in graphs.replayed if isinstance(key, Shape)]
+    assert all(each.adapted for each in mixed)
+    assert any(each.places for each in mixed)
+    assert len(mixed) == (6 if crowds else 6 - len({*mixed}))
+    assert runners[0].graph_steps["eager"] == 6 - len(mixed)

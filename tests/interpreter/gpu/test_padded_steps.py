@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Hashable
 from typing import Any
 
 import pytest
@@ -14,13 +13,14 @@ from nanoserve.adapters.pytorch.cuda import mixed_steps
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
-from nanoserve.adapters.pytorch.cuda.graphs import Graphs, Key
+from nanoserve.adapters.pytorch.cuda.graphs import Key
 from nanoserve.adapters.pytorch.cuda.mixed_steps import Shape
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import build_model
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.ports.pooling import Pooling, PoolingKind
 from nanoserve.ports.sampling import SamplingParams
+from tests.interpreter.gpu.replays import KeptLaunches
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU
 from tests.process.encoder_models import make_encoder
 from tests.served import Served, is_greedy
@@ -30,27 +30,6 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {**GEMMA3, "head_dim": 24}),
     ("qwen3_moe", {}),
 ]
-
-
-class KeptLaunches(Graphs):
-    """Replays launch again what was captured: over the views of the arena that it had then, and what they hold now."""
-
-    def __init__(self) -> None:
-        self._launches: dict[Hashable, Callable[[], object]] = {}
-        self.replayed: list[Hashable] = []
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._launches
-
-    def replay(self, key: Hashable) -> None:
-        self.replayed.append(key)
-        self._launches[key]()
-
-    def capture(self, key: Hashable, launch: Callable[[], object]) -> None:
-        self._launches[key] = launch
-
-    def drop(self) -> None:
-        self._launches.clear()
 
 
 @pytest.fixture(
@@ -170,7 +149,9 @@ def test_rows_of_a_size_that_comes_for_a_moment_replay_the_graph_of_a_larger_one
     graphs = KeptLaunches()
 
     def make_runner(limits: Limits) -> CudaRunner:
-        return build_runner(tiny.build(device=DEVICE), limits, graphs=graphs)[0]
+        runner = build_runner(tiny.build(device=DEVICE), limits, graphs=graphs)[0]
+        runner._decoding.keys.stand_ins.owners.clear()  # those of a GPU's own preparation
+        return runner
 
     sizes: dict[str, Any] = {
         "num_blocks": 24,

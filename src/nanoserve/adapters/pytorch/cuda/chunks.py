@@ -20,13 +20,14 @@ class ChunkStep:
     """A mixed step as the host launches it.
 
     Attributes:
-        num_tokens: of the chunks, those that fill them up included.
+        num_tokens: of the chunks, those that fill them up included; `num_places`: that decode, too.
         plans: what each mixer has prepared.
         finished: rows of the chunks that sample, in order; those that verify what they have decoded are drawn apart (`windows.py`).
         sampling: the rows that sample, chunks' first, then the decoding places.
     """
 
     num_tokens: int
+    num_places: int
     plans: Mapping[GpuMixer, Any]
     batch: Batch
     finished: tuple[int, ...]
@@ -71,7 +72,7 @@ def describe(
         last_tiles += [rows[token], token, 1, positions[token]]
     finished = tuple(chunk.row for chunk in chunks if chunk.samples and not chunk.unverified)
     sampling = finished + batch.places
-    tokens, _, chosen, _ = padded or (len(rows), 0, len(sampling) + len(pooled), 0)
+    tokens, places, chosen, _ = padded or (len(rows), len(batch.places), len(sampling) + len(pooled), 0)
     rows.extend(array("i", (arena.sink_row,)) * (tokens - len(rows)))
     positions.extend(array("i", (0,)) * (tokens - len(positions)))
     # An empty tile computes nothing.
@@ -89,4 +90,4 @@ def describe(
     if indices:
         arena.write("logits_indices", indices + [0] * (chosen - len(indices)))
     plans = mixers.prepare(spans, way, None if padded is None else (tokens, padded[3]))
-    return ChunkStep(tokens, plans, batch, finished, sampling)
+    return ChunkStep(tokens, places, plans, batch, finished, sampling)

@@ -88,12 +88,12 @@ class ForwardLauncher:
         *,
         splits: int,
         num_chosen: int | None = None,
-        lora_units: int = 0,
+        adapted: bool = False,
     ) -> Tensor:
         """Chunks' tokens, described in the arena, then the decoding places; normed hidden states [T, hidden].
 
         With `num_chosen`, those alone of the tokens that the arena's `logits_indices` choose: the last layer then
-        computes nothing for the others but their keys and values. It goes without `lora_units`, of tokens that have adapters.
+        computes nothing for the others but their keys and values, unless tokens are `adapted`: the arena says which of the whole step.
         """
         self._sums.begin()
         arena, num_tokens = self._arena, chunks.num_tokens
@@ -105,14 +105,14 @@ class ForwardLauncher:
             self._embed_newest(places, stream[num_tokens:], pdl=False)
         if isinstance(self.model, Encoder):
             self.model.add_positions(stream, arena.sections["added_rows"], self._space.normed)
-        low_rank = self.loras.of_chunks() if self.loras and lora_units else None
+        low_rank = self.loras.of_chunks() if self.loras and adapted else None
         ops = LinearOps(
             Wide(self.many.products), self._sums, stream, self._space, pdl=False, low_rank=low_rank
         )
         how: dict[str, Any] = {"splits": splits, "width": int(arena.sizes.max_width > 1)}
         step = self._step(stream, places=places, num_tokens=num_tokens, plans=chunks.plans, **how)
         self._run(self._layers[:-1], ops, step)
-        is_narrow = num_chosen is not None and not (self.head and self.head.taps_last)
+        is_narrow = num_chosen is not None and not (adapted or (self.head and self.head.taps_last))
         if num_chosen is not None and is_narrow:
             ops.narrow(arena.logits_indices[:num_chosen])
             step = attrs.evolve(step, chosen=arena.chosen_tiles[:num_chosen])

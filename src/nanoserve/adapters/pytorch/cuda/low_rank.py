@@ -1,7 +1,8 @@
 """Adapters on a GPU: the slots that plans fill, and their addition to the products of a step.
 
 A slot is filled by one copy from pinned host memory, on a stream of its own. The steps that use it come later than the step that fills it, and
-wait for the copy alone. The tokens' slots are written into the arena when a batch changes, so a steady step writes nothing.
+wait for the copy alone. The tokens' slots are written into the arena when a batch changes, so a steady step writes nothing, and with each
+step of chunks; the sizes of launches depend on the step's size alone, so that one graph serves all.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena, Shapes
 from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch
+from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep
 from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.lora.layout import LoraWeights, padded_rank
@@ -113,10 +115,15 @@ class DeviceLoras:
             self._batch = batch
         return self._is_adapted
 
-    def describe(self, chunks: Iterable[Chunk], batch: Batch) -> int:
-        """Write who has which adapter in a step with chunks; returns the number of units."""
-        rows = [*((each.row, each.length) for each in chunks), *((row, 1) for row in batch.places)]
-        return self._describe("chunk", rows)
+    def mix(self, chunks: Iterable[Chunk], batch: Batch) -> bool:
+        """True if a row of a step with chunks has an adapter."""
+        return any(self._rows.get(row) for row in (*(each.row for each in chunks), *batch.places))
+
+    def describe(self, chunks: Iterable[Chunk], step: ChunkStep) -> None:
+        """Write who has which adapter in a step with chunks; the sink row has none."""
+        rows, decoding = [(each.row, each.length) for each in chunks], [(row, 1) for row in step.batch.places]
+        rest = -1, step.num_tokens - sum(length for _, length in rows)
+        self._describe("chunk", [*rows, rest, *decoding, (-1, step.num_places - len(decoding))])
 
     def _describe(self, kind: str, rows: Iterable[tuple[int, int]]) -> int:
         made = describe(((self._rows.get(row, 0), count) for row, count in rows), self._ranks)

@@ -7,6 +7,7 @@ the host has launched them one by one. In long ones the host is ahead, and they 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -51,6 +52,7 @@ class Shape(NamedTuple):
         splits: of decode attention.
         pools: whether nothing is drawn inside, and hidden states are wanted, of all tokens where none are chosen.
         invariant: as in `StepPlan`.
+        adapted: whether some of its rows have adapters.
         width: of the draw inside, see `Drawing.draw`; None if the step is drawn from outside.
     """
 
@@ -61,6 +63,7 @@ class Shape(NamedTuple):
     splits: int
     pools: bool = False
     invariant: bool = False
+    adapted: bool = False
     width: int | None = None
 
 
@@ -109,11 +112,13 @@ class MixedSteps:
         self._seen, self._learnt = set[Shape](), set[Shape]()
         self._stand_ins = StandIns[Shape](2 * self._most_tokens, self._padding)
         self._states: dict[Shape, Tensor] = {}
+        self._adapted = False  # whether rows of the step that is being queued have adapters
 
     def capture_first(self, brief: ForwardLauncher) -> None:
         """Capture the steps in which prompts come beside a crowd, over the sink row: captured while they serve, they would keep all of it waiting. `brief` loads their kernels."""
-        crowds = CROWDS if self._launcher.head is None else ()
-        for places, tokens in [each for each in crowds if each[0] <= self._arena.sizes.max_num_seqs]:
+        most = self._arena.sizes.max_num_seqs if self._launcher.head is None else 0
+        crowds, ways = (each for each in CROWDS if each[0] <= most), {False, self._launcher.loras is not None}
+        for (places, tokens), self._adapted in itertools.product(crowds, ways):
             chunk = Chunk(self._arena.sink_row, 0, tokens, samples=False)
             width = int(self._arena.sizes.max_width > 1)
             if (shape := self._shape((chunk,), places, TYPICAL_LENGTH, width)) is not None:
@@ -131,12 +136,12 @@ class MixedSteps:
         chunks, apart = plan.chunks, special or plan.masked or plan.invariant
         width = None if apart else int(plan.width > 1)
         loras = self._launcher.loras
-        lora_units = 0 if loras is None else loras.describe(chunks, batch)
-        reads = bool(lora_units or self._scoring.asks(chunks) or self._launcher.records)
+        self._adapted = loras is not None and loras.mix(chunks, batch)
+        reads = bool(self._scoring.asks(chunks) or self._launcher.records)
         if self._pooling.asked and not (reads or batch.places or any(each.samples for each in chunks)):
             return self._pool(chunks)
         if reads or self._pooling.asked:
-            return self._run_and_read(chunks, batch, longest, lora_units)
+            return self._run_and_read(chunks, batch, longest)
         if any(each.unverified for each in chunks):
             return self._verify(chunks, batch, longest)
         shape = self._shape(chunks, len(batch.places), longest, width)
@@ -213,12 +218,10 @@ class MixedSteps:
     def _fetched(self, vectors: Sequence[Pooled]) -> tuple[tuple[Pooled, Download], ...]:
         return tuple([(each, self._drawing.arrivals.fetch(each.vectors)) for each in vectors])
 
-    def _run_and_read(
-        self, chunks: tuple[Chunk, ...], batch: Batch, longest: int, lora_units: int
-    ) -> MixedRun:
-        """Queue a step with adapters, or one whose hidden states are read beyond the next token."""
+    def _run_and_read(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> MixedRun:
+        """Queue a step whose hidden states are read beyond the next token."""
         scored, pooled = self._scoring.asks(chunks), bool(self._pooling.asked)
-        step, hidden = self._whole(chunks, batch, longest, lora_units=lora_units)
+        step, hidden = self._whole(chunks, batch, longest)
         count, scores = len(step.sampling), list[PromptScores]()
         fetched = self._fetched(self._pooling.pool(chunks, hidden) if pooled else ())
         if scored:
@@ -234,7 +237,6 @@ class MixedSteps:
         longest: int,
         *,
         choose: Sequence[int] | None = None,
-        lora_units: int = 0,
     ) -> tuple[ChunkStep, Tensor]:
         """Queue a step kernel by kernel; returns normed hidden states of all its tokens, or of those that sample and the chunks' tokens `choose`."""
         step = self._describe(chunks, batch, pooled=choose or ())
@@ -243,13 +245,15 @@ class MixedSteps:
         # By bucket, not by count: the tilings that rehearsals have compiled are those of buckets.
         splits = self._decoding.keys.splits(bucket_of(max(count, 1), self._arena.sizes.max_num_seqs), longest)
         chosen = None if choose is None else len(step.sampling) + len(choose)
-        hidden = self._launcher.mixed(step, count, splits=splits, num_chosen=chosen, lora_units=lora_units)
+        hidden = self._launcher.mixed(step, count, splits=splits, num_chosen=chosen, adapted=self._adapted)
         self._let_learn(step, count, splits, len(step.sampling))
         return step, hidden
 
     def _describe(self, chunks: tuple[Chunk, ...], batch: Batch, **more: Any) -> ChunkStep:
         way = 0 if self._launcher.many.is_invariant else None
         step = describe(self._arena, self._launcher.mixers, chunks, batch, way, **more)
+        if self._launcher.loras is not None and self._adapted:
+            self._launcher.loras.describe(chunks, step)
         if (encoder := self._launcher.model.spec.encoder) is not None:
             rows, first = list[int](), encoder.first_position
             seconds = self._pooling.seconds if encoder.token_types > 1 else {}
@@ -261,8 +265,8 @@ class MixedSteps:
         return step
 
     def _launch(self, shape: Shape, step: ChunkStep, launcher: ForwardLauncher) -> None:
-        chosen = shape.chosen or None
-        hidden = launcher.mixed(step, shape.places, splits=shape.splits, num_chosen=chosen)
+        how: dict[str, Any] = {"num_chosen": shape.chosen or None, "adapted": shape.adapted}
+        hidden = launcher.mixed(step, shape.places, splits=shape.splits, **how)
         if shape.pools:
             self._states[shape] = hidden
         else:
@@ -286,7 +290,7 @@ class MixedSteps:
 
     def _worthwhile(self, shape: Shape) -> Shape | None:
         """The shape or one that stands in for it, unless nothing is captured, or too much is already."""
-        shape = shape._replace(invariant=self._launcher.many.is_invariant)
+        shape = shape._replace(invariant=self._launcher.many.is_invariant, adapted=self._adapted)
         shape = self._stand_ins.choose(shape, self._larger(shape))
         is_new = shape not in self._seen
         return None if self._graphs is None or (is_new and len(self._seen) == MOST_GRAPHS) else shape

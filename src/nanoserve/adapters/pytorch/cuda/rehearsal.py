@@ -100,7 +100,7 @@ class Rehearsal:
             for count in {tokens, *self._invariant_counts}:
                 self._run_tokens(count)
             if self._launcher.loras is not None:
-                self._launcher.mixed(self._describe_chunks([tokens]), 0, splits=1, lora_units=1)
+                self._launcher.mixed(self._describe_chunks([tokens]), 0, splits=1, adapted=True)
 
     def capture_first(self) -> tuple[tuple[int, float], ...]:
         """Capture the first graphs; returns seconds of steps where rows have drafts. The largest comes first: later ones fit into the memory that it took."""
@@ -161,17 +161,17 @@ class Rehearsal:
         if (loras := self._launcher.loras) is not None:
             most = min(sizes.max_num_batched_tokens, sizes.max_num_seqs * sizes.max_model_len)
             for count in loras.ways(most):
-                self._run_tokens(count, lora_units=1)
+                self._run_tokens(count, adapted=True)
         for count in self._token_counts:
             self._run_tokens(count)
 
-    def _run_tokens(self, count: int, *, lora_units: int = 0) -> None:
+    def _run_tokens(self, count: int, *, adapted: bool = False) -> None:
         whole, rest = divmod(count, longest := self._arena.sizes.max_model_len)
-        self._run_chunks([longest] * whole + [rest] * (rest > 0), lora_units=lora_units)
+        self._run_chunks([longest] * whole + [rest] * (rest > 0), adapted=adapted)
 
-    def _run_chunks(self, lengths: Sequence[int], way: int = 0, *, lora_units: int = 0) -> None:
+    def _run_chunks(self, lengths: Sequence[int], way: int = 0, *, adapted: bool = False) -> None:
         step = self._describe_chunks(lengths, way)
-        self._launcher.mixed(step, 0, splits=1, lora_units=lora_units)
+        self._launcher.mixed(step, 0, splits=1, adapted=adapted)
         self._learn(step, 0, 1)
 
     def _beside_a_chunk(self) -> None:
