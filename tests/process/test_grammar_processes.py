@@ -211,6 +211,27 @@ def test_a_constraint_is_not_blamed_for_processes_that_others_end() -> None:
     assert len(asked) > 3
 
 
+def test_a_constraint_is_not_blamed_for_a_process_that_had_ended_before_it_came() -> None:
+    grammars, killed = started(), list[Worker]()
+    filled(grammars, answers_of(grammars, 2))
+    ask, gone = Worker.ask, worker_of(grammars)
+    workers_of(grammars)[1].kill()
+    wait_until(gone.crew.look)
+
+    def interrupted(worker: Worker, number: int, constraint: Constraint) -> Any:
+        if worker.index == 1 and worker.crew is not gone.crew and not killed:
+            killed.append(worker)
+            workers_of(grammars)[1].kill()
+        return ask(worker, number, constraint)
+
+    with mock.patch.object(Worker, "ask", interrupted):
+        for digit in "23":  # one for each worker
+            pending = grammars.compile(Constraint("regex", f"[ab]{{{digit}}}"))
+            wait_until(pending.done)
+            pending.result().matcher()
+    assert killed
+
+
 def test_where_the_process_ends_at_once_constraints_are_refused() -> None:
     with mock.patch.object(crew, "SERVING", "nanoserve.adapters.llguidance.nothing"):
         grammars = started()

@@ -293,7 +293,8 @@ class LLGrammars:
             with contextlib.suppress(OSError):
                 worker, number = self._workers.result()[index], new_number()
                 try:
-                    return worker, number, worker.ask(number, constraint)
+                    if not worker.crew.look():
+                        return worker, number, worker.ask(number, constraint)
                 except CrewLostError:
                     culprits += worker.crew.culprit == index
             if culprits >= TRIES:
