@@ -12,11 +12,13 @@ from tests.fakes.finite_grammars import FiniteGrammars
 
 
 class FickleGrammars(FiniteGrammars):
-    """Compiles arbitrarily late, and is late with each mask as often as it likes."""
+    """Compiles arbitrarily late, and is late with this share of the masks."""
 
-    def __init__(self, vocab_size: int, ends: frozenset[int], dice: random.Random) -> None:
+    def __init__(
+        self, vocab_size: int, ends: frozenset[int], dice: random.Random, *, late: float = 0.15
+    ) -> None:
         super().__init__(vocab_size, ends)
-        self._dice = dice
+        self._dice, self._share = dice, late
         self._late: dict[int, Matcher] = {}
 
     def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:
@@ -35,7 +37,7 @@ class FickleGrammars(FiniteGrammars):
         filled = super().fill(matchers, block, drafts)()
         number, late = 0, set()
         for place, matcher in enumerate(matchers):
-            if self._late.pop(id(matcher), None) is None and self._dice.random() < 0.15:
+            if self._late.pop(id(matcher), None) is None and self._dice.random() < self._share:
                 late.add(number)
                 block.mask(number)[:] = bytes([0b10101010]) * block.width
             number += 1 + (len(drafts[place]) if drafts else 0)

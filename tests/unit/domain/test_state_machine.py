@@ -204,6 +204,7 @@ class EngineMachine(RuleBasedStateMachine):
         slots=st.integers(1, 3),
         plain=st.lists(st.booleans(), min_size=len(PLAIN), max_size=len(PLAIN)),
         short=st.sampled_from([6, 2048]),
+        late=st.sampled_from([0.15, 0.5, 0.8, 0.95]),
         limits=st.fixed_dictionaries(
             {
                 "block_size": st.integers(1, 4),
@@ -238,6 +239,7 @@ class EngineMachine(RuleBasedStateMachine):
         slots: int,
         plain: list[bool],
         short: int,
+        late: float,
         limits: dict[str, Any],
     ) -> None:
         is_carried = groups in {(FULL,), (LATENT,)} and limits["prefix_caching"]
@@ -264,7 +266,7 @@ class EngineMachine(RuleBasedStateMachine):
             vocab_size=VOCAB,
             classes=CLASSES,
             kv_events=self.kv_events if limits["prefix_caching"] else None,
-            grammars=FickleGrammars(VOCAB, frozenset((3,)), dice),
+            grammars=FickleGrammars(VOCAB, frozenset((3,)), dice, late=late),
             runner=functools.partial(StrictRunner, dice=dice, drafter=drafter),
             directory=lambda runner: LateDirectory(runner, dice),
             host_slots=host_slots if is_carried else 0,
