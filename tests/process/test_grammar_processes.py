@@ -106,6 +106,21 @@ def test_answers_go_on_where_the_process_that_made_the_workers_is_killed(
     assert filled(grammars, crowd).memory == filled(grammars, answers_of(grammars, 1)).memory
 
 
+def test_an_answer_that_sits_out_beside_free_ones_goes_on_where_its_worker_is_killed() -> None:
+    """The engine asks for no other mask meanwhile, and has no time to rest."""
+    grammars = started(workers=1)
+    (answer,) = answers_of(grammars, 1)
+    filled(grammars, [answer])
+    (worker,) = workers_of(grammars)
+    (letter,) = TOKENIZER.encode("[", add_special_tokens=False).ids
+    worker.suspend()
+    grammars.consume([(answer, letter)])
+    assert not grammars.is_ready(answer)
+    worker.kill()
+    wait_until(lambda: grammars.is_ready(answer))
+    assert not answer.error
+
+
 def test_a_worker_that_does_not_listen_any_more_is_replaced() -> None:
     grammars = started(workers=1)
     crowd = answers_of(grammars, 1)

@@ -233,6 +233,7 @@ class LLGrammars:
 
     def is_ready(self, matcher: Matcher, /) -> bool:
         assert isinstance(matcher, Answer)
+        self._look_after()
         if not matcher.is_ready and matcher.is_open():
             self._send()
         return matcher.is_ready or bool(matcher.error)
