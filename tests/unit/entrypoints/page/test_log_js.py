@@ -103,6 +103,14 @@ def tell(*records: list[Any]) -> Any:
     return told
 
 
+@pytest.mark.parametrize("repetition", [["repeat", 0], ["repeat", 0, 2]])
+def test_tokens_that_are_computed_again_are_no_step_of_their_own(repetition: list[Any]) -> None:
+    before, again, after = (growth(step, 0) for step in (4, 5, 6))
+    told = tell(snapshot(3, (0, "a")), before, again, after)
+    again[3].append(repetition)
+    assert tell(snapshot(3, (0, "a")), before, again, after) == told
+
+
 @pytest.mark.parametrize(
     "later",
     [

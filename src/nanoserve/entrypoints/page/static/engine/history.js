@@ -100,7 +100,7 @@ export class History {
     for (const event of happened) {
       if (event[0] === "admit") this.#admit(event, fresh);
       else if (event[0] === "preempt") this.#preempt(event[1], fresh);
-      else this.#step(event, fresh, plannedAfter, serial, replay);
+      else if (event[0] === "step") this.#step(event, fresh, plannedAfter, serial, replay);
     }
     if (committed !== null) this.#commit(committed, numGenerated, serial, replay);
     for (const [key, reason, count] of ended) this.#end(key, reason, count, serial);
