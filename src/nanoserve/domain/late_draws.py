@@ -35,10 +35,8 @@ class LateDraws:
         self._misses: dict[Sequence, int] = {}
 
     def may_plan_ahead(self) -> bool:
-        """True if the next step may be planned before this one is drawn: a row that is late then computes in it what it has computed already."""
+        """True if the next step may be planned before it is drawn: a row that is late then computes in that what it has computed already."""
         scheduler, cache = self._scheduler, self._scheduler.cache
-        if not self.is_undrawn:
-            return True
         flight = scheduler.flights[-1]
         is_plain = flight.plan.width == 1 and not flight.chunks and not cache.has_states
         return is_plain and not (scheduler.table.num_deterministic or scheduler.verification.always)

@@ -70,7 +70,7 @@ class Pipeline(Generic[TicketT]):
 
     def _fill(self) -> None:
         while len(self._in_flight) < (min(self._depth, 2) if self._late_draws.is_undrawn else self._depth):
-            if not self._late_draws.may_plan_ahead():
+            if self._late_draws.is_undrawn and not self._late_draws.may_plan_ahead():
                 self._draw()
             if (plan := self._scheduler.plan()) is None:
                 return
