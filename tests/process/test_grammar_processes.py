@@ -134,6 +134,7 @@ def test_a_worker_that_does_not_listen_any_more_is_replaced() -> None:
         grammars.consume([(crowd[0], letter)])
     crowd = answers_of(grammars, 1)
     filled(grammars, crowd)
+    assert process_of(grammars) != process
 
 
 def _is_running(process: psutil.Process) -> bool:

@@ -69,6 +69,7 @@ class Pipeline(Generic[TicketT]):
             raise
 
     def _fill(self) -> None:
+        # Behind a step that is not drawn there is one other at the most: its own masks can only be begun when this one is committed.
         while len(self._in_flight) < (min(self._depth, 2) if self._late_draws.is_undrawn else self._depth):
             if self._late_draws.is_undrawn and not self._late_draws.may_plan_ahead():
                 self._draw()

@@ -213,9 +213,8 @@ class Desk:
             if matcher.names_ids:
                 self._compiler.exclude_surplus(row.masks[: self._seats.width])
         state = State.MAY_END if not error and matcher.inner.is_accepting() else 0
-        if not state and (
-            error or matcher.inner.is_stopped()
-        ):  # whose mask lets it end, though it is not whole
+        # A matcher that stops where it may end has a mask that lets it.
+        if not state and (error or matcher.inner.is_stopped()):
             written = error.encode()[: len(row.masks)]
             row.masks[: len(written)], row.words[Word.ERROR] = written, len(written)
             state = State.LOST | State.FULL * matcher.inner.get_error().startswith(LEXER_FAILED)

@@ -37,7 +37,7 @@ class SpecialDraws:
     def __init__(self, arena: Arena, logits: Tensor, sampler: DeviceSampler, drawing: Drawing) -> None:
         self._arena, self._logits, self._sampler, self._drawing = arena, logits, sampler, drawing
         self._held: tuple[tuple[int, ...], Callable[..., CudaTicket]] | None = None
-        # The newest draw with masks, until a block for others is lent.
+        # The newest draw with masks, until their memory is lent for others.
         self._masked: CudaTicket | None = None
         self.then: Callable[[], object] | None = None
         sizes = arena.sizes
