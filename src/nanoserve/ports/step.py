@@ -284,7 +284,8 @@ class StepResult:
 
     Attributes:
         token_ids: one id per row of `StepPlan.sampling_rows`, in that order; of a step with drafts all that a row has gained, row after row.
-        counts: of a step with drafts, how many tokens each of these rows has gained; empty if each has one.
+        counts: of a step with drafts, how many tokens each of these rows has gained; empty if each has one. A masked row without its
+            mask has none, or, where it has no drafts, one that is dropped.
         drafts: of a step with drafts, how many each of these rows had; may be empty if none had any.
         logprobs: by row, for the rows that asked, of each token that it gained.
         prompt_logprobs: by row, by prompt position (>= 1) that its chunk computed, the log-probabilities of the prompt token there.

@@ -106,7 +106,11 @@ def happen(machine: EngineMachine, dice: random.Random) -> None:
         machine.turn(count=dice.randint(1, 3))
 
 
-@pytest.mark.parametrize("seed", range(40))
+BESIDE_A_VERIFYING_CHUNK = (4740, 5703, 6719)
+"""Seeds in which a mask is late in a narrow step that has counts, as a deterministic request's tokens are verified in it."""
+
+
+@pytest.mark.parametrize("seed", [*range(40), *BESIDE_A_VERIFYING_CHUNK])
 def test_each_answer_is_what_it_would_be_alone(seed: int) -> None:
     dice = random.Random(seed)
     machine = built(dice)

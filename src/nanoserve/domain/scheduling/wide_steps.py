@@ -113,12 +113,12 @@ class WideDecodeSet(DecodeSet):
 
 
 def surplus(flight: InFlightStep, result: StepResult) -> list[tuple[Sequence, int]]:
-    """By how much rows that still run have yielded fewer tokens than the step could have given them, where they have."""
+    """By how much rows that still run have yielded fewer tokens than the step could have given them, where that was not known when it was drawn."""
     counts, width = result.counts, flight.plan.width
     chunks = [(each, 1 + chunk.unverified) for each, chunk in flight.chunks if chunk.samples]
-    # One whose mask was late in a chunk has been told, and has none.
+    # What lacks a token because its mask was late, in a chunk or in a narrow step, was noted as it was drawn.
     lacks = [(each, most - count) for (each, most), count in zip(chunks, counts, strict=False) if count]
-    newest = counts[len(counts) - len(flight.plan.decoding) :]
+    newest = counts[len(counts) - len(flight.plan.decoding) :] if width > 1 else ()
     decoding = zip(flight.decoding.sequences, newest, strict=bool(newest))
     lacks += [(each, width - count) for each, count in decoding]
     return [(each, lack) for each, lack in lacks if lack and each.row is not None]
