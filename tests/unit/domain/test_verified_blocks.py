@@ -104,6 +104,21 @@ class Unsteady(RecordingRunner):
         return len(gained)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_is_verified_early_takes_no_blocks_of_a_prompt_in_the_same_step(depth: int) -> None:
+    """Others would find what that prompt was to write."""
+    for turns in range(2, 7):
+        for num_blocks in range(16, 26):
+            world = World(num_blocks=num_blocks, block_size=1, depth=depth, most_unverified=5)
+            world.add("first", range(4), max_tokens=12, deterministic=True)
+            for _ in range(turns):
+                world.turn()
+            world.add("second", range(100, 108), max_tokens=5, deterministic=True)
+            world.run()
+            assert world.answer("first").token_ids == oracle(range(4), 12)
+            assert world.answer("second").token_ids == oracle(range(100, 108), 5)
+
+
 @pytest.mark.parametrize(("asking", "longest", "are_all"), [(1, 4, False), (2, 4, True), (2, 25, False)])
 def test_all_steps_are_invariant_where_a_fifth_of_the_rows_asks_and_all_are_short(
     monkeypatch: pytest.MonkeyPatch, asking: int, longest: int, are_all: bool

@@ -19,7 +19,7 @@ known, and the device itself feeds the value into the next step. Everything that
 names of blocks that decoding fills, the end of a request. So a step may compute rows that have ended, whose tokens are dropped.
 
 Where blocks run out, or one that waits lacks what deferred ones hold, the sequence that comes last in order gives back all it has,
-is withdrawn from the draft, and waits at its old place: it has no chunk in the draft yet, whose blocks another one could have found.
+is withdrawn from the draft, and waits at its old place. It has no chunk in the draft yet, whose blocks another one could have found.
 
 A first reader can skip what has a file of its own: what is asked of a request (`admission.py`), deferred sequences and chunks under a bound of time
 (`prompt_shares.py`), drafts (`speculation.py`), grammars (`constraints.py`), deterministic sequences (`verification.py`), copies in other tiers and
@@ -170,7 +170,7 @@ class Scheduler:
         end = self.cache.chunk_end(sequence, start, most)
         while (updates := self.cache.grow(sequence, start, end + sequence.num_unverified)) is None:
             victim = self.table.rows.youngest()
-            if victim is sequence:
+            if victim is sequence or victim.last_step == draft.step:
                 return 0
             self.table.preempt(victim, draft)
         draft.table_updates += updates
