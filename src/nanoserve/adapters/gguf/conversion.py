@@ -80,12 +80,10 @@ def _make_config(file: pathlib.Path, header: Header, kind: str) -> dict[str, Any
     heads, hidden = _size(metadata, kind, "attention.head_count"), _size(metadata, kind, "embedding_length")
     head_dim = _size(metadata, kind, "attention.key_length", hidden // heads)
     _refuse_unsupported(metadata, kind, head_dim)
-    rope: dict[str, Any] = {
-        "rope_type": "default",
-        "rope_theta": metadata.get(f"{kind}.rope.freq_base", 10_000.0),
-    }
+    theta = metadata.get(f"{kind}.rope.freq_base", 10_000.0)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if _ROPE_FACTORS in tensors:
-        rope |= _llama3_scaling(file, tensors[_ROPE_FACTORS], rope["rope_theta"], head_dim)
+        rope |= _llama3_scaling(file, tensors[_ROPE_FACTORS], theta, head_dim)
     if "token_embd.weight" not in tensors:
         raise ModelLoadError(
             "has no tensor 'token_embd.weight'; it is part of a model or damaged: download it again"

@@ -106,14 +106,9 @@ class HFChatTemplate:
         if continue_final_message:
             *before, last = given["messages"]
             given = {**given, "messages": [*before, {**last, "content": last["content"] + _CUT}]}
-        rendered = self._filled(
-            {
-                **given,
-                "documents": None,
-                "add_generation_prompt": add_generation_prompt and not continue_final_message,
-                **self._tokenizer.named_tokens,
-            }
-        )
+        is_next = add_generation_prompt and not continue_final_message
+        own = {"documents": None, "add_generation_prompt": is_next, **self._tokenizer.named_tokens}
+        rendered = self._filled({**given, **own})
         return _before_cut(rendered, given["messages"][-1]["content"]) if continue_final_message else rendered
 
     def _filled(self, values: Mapping[str, Any]) -> str:

@@ -28,8 +28,6 @@ _SWITCHES: Final = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """How older files name their mode of pooling: by what is true."""
-
-
 _BARE: Final = PoolerSpec(task=Task.EMBED, normalized=True)
 _BARE_ENCODER: Final = PoolerSpec(task=Task.EMBED, pooling=Pooling(kind=PoolingKind.MEAN), normalized=True)
 """The poolers of models about which nothing is said."""
@@ -158,13 +156,8 @@ def _classifier(root: pathlib.Path, config: Mapping[str, Any], task: Task) -> Po
         if task is Task.CLASSIFY:
             written = config.get("classifier_pooling", "cls")
             kind = PoolingKind(one_of(f"{root / 'config.json'}: classifier_pooling", written, "cls", "mean"))
-    return PoolerSpec(
-        task=task,
-        pooling=Pooling(kind=kind),
-        labels=tuple(map(str, labels.values())),
-        activation=activation,
-        layers=layers,
-    )
+    names, pooling = tuple(map(str, labels.values())), Pooling(kind=kind)
+    return PoolerSpec(task=task, pooling=pooling, labels=names, activation=activation, layers=layers)
 
 
 def _reward(config: Mapping[str, Any], task: Task) -> PoolerSpec:
@@ -195,13 +188,8 @@ def _encoder_layers(config: Mapping[str, Any], task: Task, labels: int) -> tuple
     last = PooledLayer(name="classifier", size=labels)
     if family == "modernbert":
         one_of("classifier_activation", config["classifier_activation"], "gelu")
-        head = PooledLayer(
-            name="head.dense",
-            size=hidden,
-            bias=bool(config["classifier_bias"]),
-            activation="gelu",
-            norm="head.norm",
-        )
+        bias = bool(config["classifier_bias"])
+        head = PooledLayer(name="head.dense", size=hidden, bias=bias, activation="gelu", norm="head.norm")
         return head, last
     if task is Task.TOKEN_CLASSIFY:
         return (last,)
@@ -219,9 +207,8 @@ def _modules(path: pathlib.Path) -> list[tuple[str, str]]:
     modules = [(each.get("type"), each.get("path", "")) for each in listed]
     if not all(isinstance(part, str) for module in modules for part in module):
         raise ModelLoadError(f"{path}: each module must have a `type` and a `path`, which are texts")
-    if any(
-        pathlib.PurePath(place).is_absolute() or ".." in pathlib.PurePath(place).parts for _, place in modules
-    ):
+    paths = [pathlib.PurePath(place) for _, place in modules]
+    if any(each.is_absolute() or ".." in each.parts for each in paths):
         raise ModelLoadError(f"{path}: each `path` must lie in the model's folder")
     return [(kind.rpartition(".")[2], place) for kind, place in modules]
 

@@ -128,10 +128,8 @@ def check_literals(name: str, keyword: str, value: Any) -> None:
 def check_repetitions(name: str, text: str) -> None:
     """Raises `BadValueError` for a regular expression that repeats something too often."""
     for found in _REPETITION.finditer(text):
-        count = max(len(each) for each in found.groups(default="")) > len(str(MAX_VALUES)) or max(
-            int(each) for each in found.groups(default="") if each
-        )
-        if count is True or count > MAX_VALUES:
+        counts = found.groups(default="0")
+        if any(len(each) > len(str(MAX_VALUES)) or int(each or 0) > MAX_VALUES for each in counts):
             raise BadValueError(name, f"a repetition may be of {MAX_VALUES}, got {found[0]:.40}")
 
 
@@ -189,9 +187,8 @@ def _check_divisors(name: str, divisors: list[Decimal]) -> None:
     if any(not each.is_finite() or each <= 0 for each in divisors):
         raise BadValueError(name, "multipleOf: must be above 0")
     digits = max((max(0, -int(each.as_tuple().exponent)) for each in divisors), default=0)
-    if digits > len(str(MAX_REMAINDERS)) or any(each > MAX_REMAINDERS for each in divisors):
-        raise BadValueError(name, f"multipleOf: may have {MAX_REMAINDERS} remainders, and has more")
-    if divisors and math.lcm(*(int(each.scaleb(digits)) for each in divisors)) > MAX_REMAINDERS:
+    is_large = digits > len(str(MAX_REMAINDERS)) or any(each > MAX_REMAINDERS for each in divisors)
+    if is_large or math.lcm(*(int(each.scaleb(digits)) for each in divisors)) > MAX_REMAINDERS:
         raise BadValueError(name, f"multipleOf: may have {MAX_REMAINDERS} remainders, and has more")
 
 
