@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -135,6 +136,56 @@ def test_a_worker_that_does_not_listen_any_more_is_replaced() -> None:
     crowd = answers_of(grammars, 1)
     filled(grammars, crowd)
     assert process_of(grammars) != process
+
+
+def stood_still(grammars: LLGrammars, answer: Answer | None = None) -> crew.Crew:
+    """The crew of a worker that stands still, which is looked at often, until it is lost."""
+    worker = worker_of(grammars)
+    worker.hear_seconds = 0
+    wait_until(lambda: not (answer and grammars.is_ready(answer)) and worker.crew.is_lost)
+    return worker.crew
+
+
+def test_an_answer_goes_on_where_its_worker_stands_still() -> None:
+    grammars = started(workers=1)
+    answer, other = answers_of(grammars, 2)
+    filled(grammars, [answer, other])
+    (worker,) = workers_of(grammars)
+    (letter,) = TOKENIZER.encode("[", add_special_tokens=False).ids
+    worker.suspend()
+    grammars.consume([(answer, letter)])
+    assert stood_still(grammars, answer).culprit == 0
+    wait_until(lambda: grammars.is_ready(answer))
+    grammars.consume([(other, letter)])
+    both = filled(grammars, [answer, other])
+    assert both.mask(0) == both.mask(1)
+    assert not _is_running(worker)
+
+
+def test_a_grammar_that_a_worker_standing_still_was_to_make_is_made_by_the_next() -> None:
+    grammars = started(workers=1)
+    filled(grammars, answers_of(grammars, 1))
+    (worker,) = workers_of(grammars)
+    worker.suspend()
+    pending = grammars.compile(Constraint("regex", "[ab]{7}"))
+    stood_still(grammars)
+    wait_until(pending.done)
+    filled(grammars, [pending.result().matcher()])
+
+
+def test_a_worker_that_hears_late_is_kept() -> None:
+    grammars = started(workers=1)
+    filled(grammars, answers_of(grammars, 1))
+    told, (process,) = worker_of(grammars), workers_of(grammars)
+    told.hear_seconds = 0
+    for _ in range(3):
+        told.look()
+        process.suspend()
+        for _ in range(crew.MOST_UNHEARD - 1):
+            told.look()
+        process.resume()
+        wait_until(lambda: told._commands.recv(1, socket.MSG_PEEK))
+    assert not told.crew.look()
 
 
 def _is_running(process: psutil.Process) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import heapq
+import math
 import mmap
 import os
 import socket
@@ -12,6 +13,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nanoserve.adapters.llguidance.serving import FIRST_CULPRIT, LONGEST, Ends, Say, Seats, Settings
+from nanoserve.adapters.llguidance.serving import FIRST_CULPRIT, HEARD, LONGEST, Ends, Say, Seats, Settings
 from nanoserve.adapters.llguidance.workers import LOW_PRIORITY
 from nanoserve.ports.grammar import Constraint
 
@@ -28,7 +30,12 @@ END_SECONDS: Final = 5
 """For the end of all workers where one has ended."""
 SEND_SECONDS: Final = 5
 """A worker that takes no news for so long is lost."""
+HEAR_SECONDS: Final = 1.0
+"""Between two questions whether a worker hears, which it does before each mask."""
+MOST_UNHEARD: Final = 10
+"""A worker that hears none of so many is lost. Questions count, not seconds: where the whole machine stands still, none is asked."""
 SERVING: Final = "nanoserve.adapters.llguidance.serving"
+_QUESTION: Final = array.array("i", (Say.HEAR, 0)).tobytes()
 
 
 class CrewLostError(Exception):
@@ -83,11 +90,14 @@ class Worker:
         freed: answers that have ended, each with its seat, and grammars that nobody needs; any thread adds to it.
     """
 
+    hear_seconds = HEAR_SECONDS
+
     def __init__(self, crew: Crew, index: int, ends: Ends, seats: Seats) -> None:
         self.crew, self.index, self.seats = crew, index, seats
         self.queue, self.freed = array.array("i"), deque[tuple[int, int, int]]()
         self._commands, *self._compiles = ends
-        self._locks = threading.Lock(), threading.Lock()
+        self._locks, self._hearing = (threading.Lock(), threading.Lock()), threading.Lock()
+        self._asked, self._unheard = 0.0, -math.inf  # until it has begun
         self._free = [*range(seats.count)]
         timeout = struct.pack("ll", SEND_SECONDS, 0)
         self._commands.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
@@ -115,12 +125,28 @@ class Worker:
             except OSError:
                 pass  # it has ended, which shows soon
 
+    def look(self) -> None:
+        """See whether it still hears, unless that was just looked at; one that stands still is ended, with all others. Thread-safe."""
+        with self._hearing:
+            if (now := time.monotonic()) < self._asked + self.hear_seconds:
+                return
+            self._asked, self._unheard = now, self._unheard + 1
+            with contextlib.suppress(OSError):  # there is no other reply
+                while self._commands.recv(len(HEARD), socket.MSG_DONTWAIT):
+                    self._unheard = 0
+            with contextlib.suppress(OSError):  # it has much to hear already
+                self._commands.send(_QUESTION, socket.MSG_DONTWAIT)
+        if self._unheard >= MOST_UNHEARD:
+            self.crew.end(culprit=self.index)
+
     def ask(self, number: int, constraint: Constraint) -> dict[str, Any]:
         """Have it compile a constraint, under a number, with the priority of the calling thread, which waits. Raises `CrewLostError`."""
         is_low = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) >= LOW_PRIORITY
         try:
             with self._locks[is_low]:
                 self._compiles[is_low].send_bytes(msgspec.msgpack.encode((number, constraint)))
+                while not self._compiles[is_low].poll(self.hear_seconds):
+                    self.look()
                 answer: dict[str, Any] = msgspec.msgpack.decode(self._compiles[is_low].recv_bytes())
                 return answer
         except (EOFError, OSError) as error:

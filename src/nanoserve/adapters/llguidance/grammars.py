@@ -235,6 +235,8 @@ class LLGrammars:
         assert isinstance(matcher, Answer)
         self._look_after()
         if not matcher.is_ready and matcher.is_open():
+            assert matcher.compiled is not None
+            matcher.compiled.worker.look()
             self._send()
         return matcher.is_ready or bool(matcher.error)
 

@@ -35,9 +35,9 @@ from nanoserve.ports.grammar import MOST_DRAFTED, Constraint
 
 
 class Say:
-    """Commands: an answer's number, its seat and its grammar; its number and a list of tokens behind their count; or a number alone."""
+    """Commands: an answer's number, its seat and its grammar; its number and a list of tokens behind their count; or a number alone. A worker replies to `HEAR`."""
 
-    OPEN, TOKENS, DRAFTS, FORCED, VALID, CLOSE, DROP = range(7)
+    OPEN, TOKENS, DRAFTS, FORCED, VALID, CLOSE, DROP, HEAR = range(8)
 
 
 class Word:
@@ -62,6 +62,7 @@ SAMPLE: Final = 64
 """Bytes in the middle of a mask that say whether it allows many tokens: more than one of sixteen."""
 SWITCH_SECONDS: Final = 1e-4
 """For which the thread that compiles may keep the interpreter's lock from masks."""
+HEARD: Final = b"!"
 FIRST_CULPRIT: Final = 64
 """Exit status of all workers where the first has ended by itself."""
 _PR_SET_PDEATHSIG: Final = 1
@@ -143,12 +144,15 @@ class Desk:
 
     def run(self) -> None:
         """Until the other end is closed."""
+        self._obey((Say.HEAR, 0))
         while True:
             try:
                 news = self._commands.recv(MOST_BYTES, socket.MSG_DONTWAIT if self._waiting else 0)
             except BlockingIOError:
                 self._fill_some()  # all that was said is known
                 continue
+            except ConnectionResetError:  # with a reply unread
+                return
             if not news:
                 return
             self._obey(array.array("i", news))
@@ -169,6 +173,9 @@ class Desk:
                 self._waiting.pop(self._rows.pop(number), None)
             elif command == Say.DROP:
                 self.kept.pop(number, None)
+            elif command == Say.HEAR:
+                with contextlib.suppress(OSError):  # the engine has ended, which shows soon
+                    self._commands.send(HEARD)
             elif command == Say.OPEN:
                 seat, grammar = words[place : place + 2]
                 place += 2

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import random
+import socket
 import threading
 import weakref
 from collections import Counter
@@ -16,7 +18,8 @@ import pytest
 
 from nanoserve.adapters.llguidance import grammars as page
 from nanoserve.adapters.llguidance.answers import CHEAP_SECONDS, TRIES, USES, Answer, CompiledGrammar
-from nanoserve.adapters.llguidance.crew import CrewLostError, Worker
+from nanoserve.adapters.llguidance.compiling import Compiler
+from nanoserve.adapters.llguidance.crew import MOST_UNHEARD, CrewLostError, Worker
 from nanoserve.adapters.llguidance.grammars import (
     BYTES_PER_CHARACTER,
     CACHE_BYTES,
@@ -463,3 +466,24 @@ def test_a_constraint_whose_compilation_ends_every_crew_is_refused(monkeypatch: 
         refused.result()
     assert grammars.compile(Constraint("regex", "a")) is refused
     assert len([each for each in asked if each]) == TRIES
+
+
+def test_a_worker_hears_however_long_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, may = grammars_of(byte_level()), threading.Event()
+    compiled(grammars, "regex", "a")
+    make, worker = Compiler.make, worker_of(grammars)
+
+    def held(compiler: Compiler, constraint: Constraint) -> GrammarMatcher:
+        assert may.wait(PATIENCE)
+        return make(compiler, constraint)
+
+    monkeypatch.setattr(Compiler, "make", held)
+    pending = grammars.compile(Constraint("regex", "b"))
+    for _ in range(2 * MOST_UNHEARD):
+        worker._asked = -math.inf
+        worker.look()
+        assert worker._commands.recv(1, socket.MSG_PEEK)
+    may.set()
+    wait_until(pending.done)
+    assert allowed(grammars, pending.result().matcher()) == {B}
+    assert not worker.crew.is_lost
