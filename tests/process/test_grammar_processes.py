@@ -325,20 +325,21 @@ print(process_of(grammars).pid == before)
 
 def test_who_owes_is_compiled_for_with_a_low_priority() -> None:
     grammars = started(workers=1)
-    asked = list[int]()
+    asked, usual = list[int](), os.getpriority(os.PRIO_PROCESS, 0)
     ask = Worker.ask
 
     def noted(worker: Worker, number: int, constraint: Constraint) -> Any:
+        if constraint.text == "a":  # to introduce the worker
+            return ask(worker, number, constraint)
         asked.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        if asked[-1] == usual:  # so it owes as long as the others have not come
+            wait_until(lambda: len(asked) == 3)
         return ask(worker, number, constraint)
 
     with mock.patch.object(Worker, "ask", noted):
-        for number in range(3):
-            pending = grammars.compile(Constraint("regex", f"[ab]{{{number}}}"), client="x")
-            while not pending.done():
-                grammars.rest()
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
-    assert asked[-3:] == [usual, LOW_PRIORITY, LOW_PRIORITY]
+        pending = [grammars.compile(Constraint("regex", f"[ab]{{{each}}}"), client="x") for each in range(3)]
+        wait_until(lambda: all(each.done() for each in pending))
+    assert sorted(asked) == [usual, LOW_PRIORITY, LOW_PRIORITY]
     (worker,) = workers_of(grammars)
     nice = sorted(os.getpriority(os.PRIO_PROCESS, each.id) for each in worker.threads())
     assert nice == [usual, usual, LOW_PRIORITY]
