@@ -79,12 +79,10 @@ class GGUFTokenizer:
             raise
         except Exception as error:  # noqa: BLE001 - what Rust reports has no narrower type
             raise ModelLoadError(f"its tokenizer is damaged ({error}); download it again") from None
+        pairs = zip(self._tokens, self._types, strict=True)
+        added = [each for each in pairs if each[1] in {_UNKNOWN, _CONTROL, _USER_DEFINED}]
         backend.add_tokens(
-            [
-                AddedToken(self._tokens[place], normalized=False, special=kind != _USER_DEFINED)
-                for place, kind in enumerate(self._types)
-                if kind in {_UNKNOWN, _CONTROL, _USER_DEFINED}
-            ]
+            [AddedToken(text, normalized=False, special=kind != _USER_DEFINED) for text, kind in added]
         )
         begins = self._kind == "llama" or self._rule in _WHOLE_WORDS_FIRST
         bos = self._named("bos") if self._get("add_bos_token", begins) else []
@@ -132,9 +130,8 @@ class GGUFTokenizer:
         """Byte-pair encoding over characters, the best scored token first; unknown characters are bytes."""
         merges = [pair for _, pair in sorted(self._scored_merges())]
         (unknown,) = self._named("unknown")
-        backend = Tokenizer(
-            BPE(self._vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-        )
+        model = BPE(self._vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+        backend = Tokenizer(model)
         prefix = self._get("add_space_prefix", True)
         prepend = [normalizers.Prepend("▁")] if prefix else []
         strip = [decoders.Strip(content=" ", left=1)] if prefix else []

@@ -132,9 +132,8 @@ class HFTokenizer:
         if at_most is not None:
             special = self._backend.num_special_tokens_to_add(other is not None) if add_special_tokens else 0
             if at_most <= special:
-                raise BadValueError(
-                    "truncate_prompt_tokens", f"must be more than the {special} special tokens, got {at_most}"
-                )
+                message = f"must be more than the {special} special tokens, got {at_most}"
+                raise BadValueError("truncate_prompt_tokens", message)
             _truncate([main, *pair], at_most - special)
         encoded = self._backend.post_process(main, pair[0] if pair else None, add_special_tokens)
         if check:

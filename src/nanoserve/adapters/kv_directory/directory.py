@@ -165,12 +165,8 @@ class FileDirectory:
         self._asked.clear()
         self._rests_until = time.monotonic() + _REST
         self._ready += [DirectoryWork(each.name, each.slot, is_read=True, is_good=False) for each in late]
-        structlog.get_logger().warning(
-            "KV blocks were not read in time and are computed",
-            folder=str(self._folder),
-            blocks=len(late),
-            rest=_REST,
-        )
+        facts = {"folder": str(self._folder), "blocks": len(late), "rest": _REST}
+        structlog.get_logger().warning("KV blocks were not read in time and are computed", **facts)
 
     def rest(self) -> None:
         with contextlib.suppress(queue.Empty):

@@ -112,10 +112,7 @@ def _verdict(constraint: Constraint, is_composed: bool) -> tuple[str, str]:
         text = grammar_text(constraint, lambda _: False)
     except BadValueError as refused:
         return refused.parameter, str(refused).removeprefix(f"{refused.parameter}: ")
-    if is_composed or _is_plain(constraint):
-        return "", ""
-    error = rehearse(text, constraint.text)
-    if not error:
+    if is_composed or _is_plain(constraint) or not (error := rehearse(text, constraint.text)):
         return "", ""
     return constraint.kind, str(refusal(constraint.kind, error)).removeprefix(f"{constraint.kind}: ")
 
@@ -284,8 +281,6 @@ class _Tag(msgspec.Struct):
 
 def literal(text: str) -> str:
     """A text as Lark writes it."""
-    if not text:
-        return '""'
     return f'"{_NOT_PLAIN.sub(_escape, text)}"'
 
 

@@ -131,12 +131,9 @@ class _Walk:
             schema[word] = self._within(word, value, f"{place}/{word}", is_read=is_read)
         _say_exactly(schema)
         schema = schema if self._joins else _grouped(schema)
-        named, required = schema.get("properties"), schema.get("required", ())
-        unlike = (
-            len(named) - len(required)
-            if isinstance(named, dict) and isinstance(required, list | tuple)
-            else 0
-        )
+        named, required = schema.get("properties", {}), schema.get("required", ())
+        is_usual = isinstance(named, dict) and isinstance(required, list | tuple)
+        unlike = len(named) - len(required) if is_usual else 0
         if unlike > MAX_UNLIKE:
             message = f"{MAX_UNLIKE} optional ones may have schemas of their own, got {unlike}"
             raise BadValueError(self._kind, f"{place}/properties: {message}")
@@ -181,10 +178,8 @@ class _Walk:
         reference = str(first["$ref"]).removeprefix("#") if first.keys() == {"$ref"} else None
         said = _said_of_all_members(first) if reference is None else self._said_at(reference)
         if said is not None and said == second.get("additionalProperties") and _NAMING.isdisjoint(second):
-            schema["allOf"] = [
-                first,
-                {key: each for key, each in second.items() if key != "additionalProperties"},
-            ]
+            others = {key: each for key, each in second.items() if key != "additionalProperties"}
+            schema["allOf"] = [first, others]
 
 
 def _endless(root: Any, references: Iterable[str]) -> Collection[str]:

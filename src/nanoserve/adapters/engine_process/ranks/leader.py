@@ -257,9 +257,7 @@ class LeadingRunner(Generic[TicketT]):
         self.own: ModelRunner[TicketT] = own
         self.loras = loras
         self._drawer: LateDrawing[TicketT] = own
-        self._ranks = ranks
-        self._is_watchful = is_watchful
-        self._most_seconds = most_seconds
+        self._ranks, self._is_watchful, self._most_seconds = ranks, is_watchful, most_seconds
         self._steps: list[int] = []
 
     def submit(self, plan: StepPlan, /) -> TicketT:
