@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import attrs
 import psutil
 import pytest
 import torch
@@ -59,7 +60,7 @@ MORE: dict[str, tuple[str, dict[str, Any], int]] = {
     "untied": ("qwen3", {}, 2),
 }
 FREE = 160_000
-"""Bytes for fewer blocks than the rows could use."""
+"""Bytes for fewer blocks than the rows could use. There would be one state, which is never shared."""
 CASES = [*MODELS, *SPREAD, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
 
 
@@ -104,7 +105,7 @@ def test_greedy_text_equals_transformers_though_a_rank_is_late(
         for each in launched:
             each.process.send_signal(signal.SIGCONT)
         assert len(loaded(ranks)) == size - 1
-        return [FREE]
+        return [10 * FREE if name == "states" else FREE]
 
     monkeypatch.setattr(Rank, "launch", stopped)
     monkeypatch.setattr(Ranks, "loaded", go_on)
@@ -120,10 +121,11 @@ def test_greedy_text_equals_transformers_though_a_rank_is_late(
         max_num_batched_tokens=24,
         max_model_len=64,
         max_num_seqs=4,
+        num_kv_blocks=60 if name == "states" else None,
     )
     parts = assemble_bench(settings)
     engine = parts.engine
-    assert FREE / 4 < parts.facts.kv_bytes < FREE
+    assert name == "states" or FREE / 4 < parts.facts.kv_bytes < FREE
     prompts = [make_prompt(length, vocab_size=128, seed=length) for length in (3, 17, 30)]
     greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     routed: dict[str, bytes] | None = {} if reports else None
@@ -133,6 +135,11 @@ def test_greedy_text_equals_transformers_though_a_rank_is_late(
         check(tiny, FAMILIES[family], prompts[int(number)], text)
     assert len(routed or prompts) == len(prompts)
     assert all(is_greedy(tiny.reference, *each) for each in zip(prompts, texts, strict=True))
+    beginning, before = make_prompt(20, vocab_size=128, seed=1), engine.state().prompt_tokens
+    sharing = [beginning + make_prompt(rest, vocab_size=128, seed=rest) for rest in (2, 5, 9)]
+    texts = run(engine, sharing, *[attrs.evolve(greedy, max_tokens=2)] * 3)
+    assert all(is_greedy(tiny.reference, *each) for each in zip(sharing, texts, strict=True))
+    assert engine.state().prompt_tokens - before == 20 + 2 + 5 + 9
     counted = engine.state()
     assert len(counted.expert_tokens) == (size if name in SPREAD else 0)
     assert (sum(counted.expert_tokens.values()) == 0) is (name not in SPREAD)
