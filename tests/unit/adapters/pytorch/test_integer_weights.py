@@ -170,6 +170,11 @@ def _one_nan(tensor: Tensor) -> Tensor:
         ),
         (
             "NVFP4",
+            _set("weight_global_scale", lambda each: each * torch.inf),
+            "'a.weight_global_scale' has scales that are not finite",
+        ),
+        (
+            "NVFP4",
             _set("weight_scale", lambda tensor: tensor[:, :-1]),
             "parts of a.weight have shapes that do not fit",
         ),
@@ -215,6 +220,25 @@ def test_a_broken_matrix_is_named(tmp_path: Path, layout: str, change: Any, name
         load_checkpoint(
             str(tmp_path), Destinations({"a.weight": torch.empty(16, 64)}), packing=LAYOUTS[layout].packing
         )
+
+
+@EACH
+def test_a_part_of_another_dtype_or_with_other_dimensions_is_named(tmp_path: Path, layout: Layout) -> None:
+    """What would be read as other numbers, or not at all."""
+    written, _ = layout.write(torch.randn(16, 64, generator=torch.Generator().manual_seed(1)), 0)
+    parts = {f"a.{part}": tensor.contiguous() for part, tensor in written.items() if "input" not in part}
+    for part, stored in parts.items():
+        floats = stored.is_floating_point() and stored.dtype.itemsize > 1
+        others = (torch.int8, torch.int16, torch.bool, torch.float8_e5m2, *[torch.float32][floats:])
+        changed = [stored.to(each) for each in others if each is not stored.dtype]
+        for wrong in (*changed, stored.flatten()[0].clone(), stored[None, None]):
+            if part.endswith(("global_scale", "scale_2")) and not wrong.dim() and wrong.dtype is stored.dtype:
+                continue
+            save_file({**parts, part: wrong}, tmp_path / "model.safetensors")
+            with pytest.raises(ModelLoadError, match=r"\ba\.\w+"):
+                load_checkpoint(
+                    str(tmp_path), Destinations({"a.weight": torch.empty(16, 64)}), packing=layout.packing
+                )
 
 
 def test_a_matrix_of_another_shape_is_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, no_place, not_finite
+from nanoserve.adapters.pytorch.weights.safetensors_file import FLOATS, StoredTensor, no_place, not_finite
 from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
 from nanoserve.kernels.forms.mxfp4 import BIAS, GROUP, four_bit_floats
 from nanoserve.ports.errors import ModelLoadError
@@ -88,6 +88,9 @@ def _check_parts(parts: Mapping[str, StoredTensor]) -> None:
         raise ModelLoadError(
             f"{scales.file}: {scales.name!r} is {scales.dtype}; 4-bit floats have 8-bit floats or exponents as scales"
         )
+    for each in (parts[each] for each in _GLOBAL if each in parts):
+        if each.dtype not in FLOATS.values():
+            raise ModelLoadError(f"{each.file}: {each.name!r} is {each.dtype}, which no library writes")
     is_nvfp4 = scales.dtype is EIGHT_BITS
     if is_nvfp4 and not parts.keys() & set(_GLOBAL):
         raise ModelLoadError(
@@ -95,7 +98,7 @@ def _check_parts(parts: Mapping[str, StoredTensor]) -> None:
             "checkpoint: download it again"
         )
     group = _NVFP4_GROUP if is_nvfp4 else GROUP
-    rows, columns = (*packed.shape, 0)[:2]
+    rows, columns = (*packed.shape, 0, 0)[:2]
     fitting = [list(scales.shape), 2 * columns % group] == [[rows, 2 * columns // group], 0]
     shapes = {part.name: list(part.shape) for part in parts.values()}
     single = all(parts[each].shape in ((), (1,)) for each in _GLOBAL if each in parts)
@@ -113,7 +116,9 @@ def _scales(parts: Mapping[str, StoredTensor]) -> Tensor:
         scales = torch.ldexp(torch.ones(exponents.shape), exponents.int() - BIAS)
         is_finite = not bool((exponents == _NO_NUMBER).any())
     else:
-        divisor, factor = (parts[each].data.float() if each in parts else 1.0 for each in _GLOBAL)
+        divisor, factor = (parts[each].data.float() if each in parts else torch.ones(()) for each in _GLOBAL)
+        if divisor.isinf():
+            raise not_finite(parts[_GLOBAL[0]])
         scales = stored.data.float() / divisor * factor
         is_finite = bool(scales.isfinite().all())
     if not is_finite:

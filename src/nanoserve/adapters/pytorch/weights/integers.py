@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, no_place, not_finite
+from nanoserve.adapters.pytorch.weights.safetensors_file import FLOATS, StoredTensor, no_place, not_finite
 from nanoserve.kernels.forms import Form, Int4, Int8
 from nanoserve.kernels.forms.integers import GROUPS, Integers
 from nanoserve.kernels.forms.layout import ROW
@@ -30,12 +30,20 @@ _PACKED: Final = {"qweight": ("qzeros", "scales")} | dict.fromkeys(
     ("weight_packed", "weight"), ("weight_scale",)
 )
 """The tensors that mark a packed matrix, and the others that each needs."""
+_WORDS, _PLACES, _FLOATS = (torch.int32,), (torch.int32, torch.int64), tuple(FLOATS.values())
 _BESIDE: Final = {
-    "qweight": ("qzeros", "scales", "g_idx"),
-    "weight_packed": ("weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
-    "weight": ("weight_scale", "weight_zero_point"),
+    "qweight": {"qzeros": _WORDS, "scales": _FLOATS, "g_idx": _PLACES},
+    "weight_packed": {
+        "weight_scale": _FLOATS,
+        "weight_zero_point": _WORDS,
+        "weight_g_idx": _PLACES,
+        "weight_shape": _PLACES,
+    },
+    "weight": {"weight_scale": _FLOATS, "weight_zero_point": (torch.int8,)},
 }
-"""All tensors that may be beside them."""
+"""All tensors that may be beside them, and their dtypes."""
+_VECTORS: Final = ("g_idx", "weight_g_idx", "weight_shape")
+"""Those that are no matrices."""
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place of each of eight columns in a word of AWQ."""
 _WORD: Final = 32
@@ -142,6 +150,11 @@ class PackedMatrices:
                     raise ModelLoadError(
                         f"{stored.file}: {name!r} has no {stem}.{each} in any file of the checkpoint: download it again"
                     )
+            for each, part in parts.items():
+                if part.dtype not in _BESIDE[last][each]:
+                    raise ModelLoadError(
+                        f"{part.file}: {part.name!r} is {part.dtype}, which no library writes: is it damaged?"
+                    )
             self._matrices[f"{stem}.weight"] = _matrix(f"{stem}.weight", {last: stored, **parts}, packing)
             self._taken |= {name, *(each.name for each in parts.values())}
 
@@ -206,44 +219,45 @@ def _keep(matrix: Matrix, form: Integers, destination: Tensor, target: Tensor, s
 
 def _matrix(name: str, parts: Mapping[str, StoredTensor], packing: Packing | None) -> Matrix:
     """Raises `ModelLoadError`, with a tensor's name, where shapes do not fit together."""
+    shapes = {each: list(part.shape) for each, part in parts.items()}
+    packed, *_ = parts.values()
+    unfitting = ModelLoadError(
+        f"{packed.file}: the parts of {name!r} have shapes that do not fit together: {shapes}"
+    )
+    dims = all(len(shape) == 1 + (each not in _VECTORS) for each, shape in shapes.items())
+    if not dims or shapes.get("weight_shape", [2]) != [2]:
+        raise unfitting
     if "weight" in parts:
-        packed, scales, bits, packing = parts["weight"], parts["weight_scale"], 8, None
-        rows, columns = (*packed.shape, 0, 0)[:2]
-        groups = (*scales.shape, 0, 0)[1]
+        bits, packing = 8, None
+        rows, columns = packed.shape
+        groups = parts["weight_scale"].shape[1]
         wanted = {each: [rows, groups] for each in ("weight_scale", "weight_zero_point")}
-        fitting, group = len(packed.shape) == 2 and groups > 0, _group_of(columns, max(groups, 1))
+        fitting, group = groups > 0, _group_of(columns, groups)
     elif "weight_packed" in parts:
-        packed, scales = parts["weight_packed"], parts["weight_scale"]
-        rows = packed.shape[0]
+        rows, groups = packed.shape[0], parts["weight_scale"].shape[1]
         columns = int(parts["weight_shape"].data[1]) if "weight_shape" in parts else 0
         bits = _WORD * packed.shape[1] // columns if columns > 0 else 4
         columns = columns or packed.shape[1] * _WORD // bits
-        groups, wanted = scales.shape[-1], {"weight_zero_point": [-(-rows * bits // _WORD), scales.shape[-1]]}
-        fitting = list(scales.shape) == [rows, groups] and packed.shape[1] == -(-columns * bits // _WORD)
+        wanted = {"weight_scale": [rows, groups], "weight_zero_point": [-(-rows * bits // _WORD), groups]}
+        wanted |= {"weight_g_idx": [columns]}
+        fitting = groups > 0 and packed.shape[1] == -(-columns * bits // _WORD)
         group, packing = _group_of(columns, groups), None
     else:
         if packing is None:
-            raise ModelLoadError(
-                f"{parts['qweight'].file}: {name!r} is packed, and no quantization_config says how"
-            )
-        packed, scales, bits = parts["qweight"], parts["scales"], packing.bits
-        awq = packing.library == "awq"
-        rows, groups = scales.shape[-1], scales.shape[0]
+            raise ModelLoadError(f"{packed.file}: {name!r} is packed, and no quantization_config says how")
+        bits, awq = packing.bits, packing.library == "awq"
+        groups, rows = parts["scales"].shape
         columns = packed.shape[0] * (1 if awq else _WORD // bits)
         group = ROW if packing.group is None or packing.group >= columns else packing.group
-        fitting = list(packed.shape)[1:] == [rows * bits // _WORD if awq else rows]
+        fitting = packed.shape[1] == (rows * bits // _WORD if awq else rows)
         fitting &= groups == (1 if group == ROW else -(-columns // group))
         wanted = {"qzeros": [groups, -(-rows * bits // _WORD)], "g_idx": [columns]}
     if bits not in (4, 8):
         raise ModelLoadError(
             f"{packed.file}: {packed.name!r} holds integers of {bits} bits; readable are 4 and 8"
         )
-    shapes = {each: list(parts[each].shape) for each in wanted if each in parts}
-    if not fitting or any(found != wanted[each] for each, found in shapes.items()):
-        found = {each: list(stored.shape) for each, stored in parts.items()}
-        raise ModelLoadError(
-            f"{packed.file}: the parts of {name!r} have shapes that do not fit together: {found}"
-        )
+    if not fitting or any(shapes.get(each, shape) != shape for each, shape in wanted.items()):
+        raise unfitting
     return Matrix(name, parts, bits, (rows, columns), group, packing)
 
 
