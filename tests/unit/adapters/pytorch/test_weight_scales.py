@@ -11,6 +11,7 @@ from compressed_tensors.compressors.naive_quantized import FloatQuantizationComp
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.finegrained_fp8 import FP8Linear, _dequantize_fp8_weight
 
 from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
 from nanoserve.kernels.forms import FP8
@@ -80,6 +81,25 @@ def test_8_bit_floats_as_compressed_tensors_writes_them(tmp_path: Path, strategy
     assert torch.equal(filled, exact.float())
 
 
+@pytest.mark.parametrize(
+    "how", [{}, {"block_size": (128, 128)}, {"block_size": (128, 128), "scale_fmt": "ue8m0"}]
+)
+def test_8_bit_floats_as_transformers_writes_them(tmp_path: Path, how: dict[str, Any]) -> None:
+    layer = FP8Linear(130, 260, activation_scheme="static", **how)
+    dice = torch.Generator().manual_seed(1)
+    layer.weight.data.copy_(torch.randn(260, 130, generator=dice).to(EIGHT_BITS))
+    scale = layer.weight_scale_inv.data
+    scale.copy_(torch.randint(-3, 3, scale.shape, generator=dice).float().exp2())
+    exact = _dequantize_fp8_weight(layer.weight, layer.weight_scale_inv, layer.block_size, torch.float32)
+    save_file(
+        {f"a.{name}": each for name, each in layer.state_dict().items() if name != "bias"},
+        tmp_path / "model.safetensors",
+    )
+    filled = torch.empty(260, 130)
+    load_checkpoint(str(tmp_path), Destinations({"a.weight": filled}))
+    assert torch.equal(filled, exact)
+
+
 def test_a_scale_of_each_row_loses_less_than_one_that_a_checkpoint_has_for_all() -> None:
     """Why `input_scale` is not read: rows beyond its calibration are cut off, and far smaller ones lose their last bits."""
     generator = torch.Generator().manual_seed(1)
@@ -128,6 +148,18 @@ STORED = torch.ones(130, 3).to(EIGHT_BITS)
         ),
         ({"a.weight": torch.ones(130, 3), "a.weight_scale": torch.ones(130)}, "scales no weight"),
         ({"a.weight": STORED, "a.weight_scale": torch.ones(3, 1)}, r"or \[2, 1\]"),
+        (
+            {"a.weight": STORED, "a.weight_scale": torch.ones(1, dtype=torch.int8)},
+            "weight_scale' is torch.int8",
+        ),
+        (
+            {"a.weight": STORED, "a.weight_scale": torch.ones(1).to(EIGHT_BITS)},
+            "weight_scale' is torch.float8_e4m3fn",
+        ),
+        (
+            {"a.weight": STORED, "a.weight_scale": torch.ones(1), "a.weight_scale_inv": torch.ones(2, 1)},
+            "'a.weight_scale' and 'a.weight_scale_inv' scale one weight",
+        ),
     ],
 )
 def test_scales_that_are_missing_or_do_not_fit_are_named_before_anything_is_read(

@@ -1,8 +1,8 @@
 """Checkpoints of 8-bit floats: a weight is kept as it is beside its scales, or multiplied with them where it lies.
 
 Two layouts are read: blocks of 128 rows and columns with a scale each, named `weight_scale_inv` though it multiplies (DeepSeek-AI 2024) or
-`weight_scale`, and one scale for each row or for the whole weight, named `weight_scale` (compressed-tensors; `fp8` without blocks). Scales of
-activations are not needed: those stay as they are, where the checkpoint would have them rounded, by a scale of its own or by one made for each token.
+`weight_scale`, and one scale for each row or for the whole weight, named `weight_scale` (compressed-tensors) or, for the whole, `weight_scale_inv` (transformers). Scales
+of activations are not needed: those stay as they are, where the checkpoint would have them rounded, by a scale of its own or by one made for each token.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import Slices, part_of
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, not_finite
+from nanoserve.adapters.pytorch.weights.safetensors_file import FLOATS, StoredTensor, not_finite
 from nanoserve.kernels.forms.fp8 import BLOCK
 from nanoserve.ports.errors import ModelLoadError
 
 EIGHT_BITS: Final = torch.float8_e4m3fn
 _BLOCK_SCALE: Final = "_scale_inv"
 _ROW_SCALE: Final = "_scale"
+_DTYPES: Final = (*FLOATS.values(), torch.float8_e8m0fnu)
+"""The dtypes of scales; the last one has powers of two (DeepSeek's `ue8m0`)."""
 ACTIVATION_SCALES: Final = (
+    ".activation_scale",
     ".input_scale",
     ".input_zero_point",
     ".input_global_scale",
@@ -52,7 +55,9 @@ class Scales:
         """Keep a tensor if it is a scale; whether it is one."""
         name = scaled_name(stored.name)
         if name is not None:
-            self._found[name] = stored
+            other = self._found.setdefault(name, stored)
+            if other.name != stored.name:
+                raise ModelLoadError(f"{stored.file}: {other.name!r} and {stored.name!r} scale one weight")
         return name is not None
 
     def want(self, stored: StoredTensor, destination: Tensor) -> None:
@@ -77,9 +82,9 @@ class Scales:
         """Multiply every weight with its scales, in float32, rounded once; or put them into its target, if it has one."""
         for name, (stored, destination) in self._wanted.items():
             found = self._found[name]
-            if not found.data.isfinite().all():
+            scale = found.data.float().to(destination.device)
+            if not scale.isfinite().all():
                 raise not_finite(found)
-            scale = found.data.to(device=destination.device, dtype=torch.float32)
             if not in_blocks(stored, found):
                 scale = scale.reshape(-1, 1).expand(stored.shape[0], 1)
             else:
@@ -111,7 +116,9 @@ def _check_shape(weight: StoredTensor, scale: StoredTensor) -> None:
     blocks = (-(-rows // BLOCK), -(-columns // BLOCK))
     allowed: tuple[tuple[int, ...], ...] = ((), (1,), (rows,), (rows, 1), blocks)
     if scale.name.endswith(_BLOCK_SCALE):
-        allowed = (blocks,)
+        allowed = (blocks, (), (1,))
+    if scale.dtype not in _DTYPES:
+        raise ModelLoadError(f"{scale.file}: {scale.name!r} is {scale.dtype}, which no library writes")
     if tuple(scale.shape) not in allowed:
         found, wanted = list(scale.shape), " or ".join(str(list(each)) for each in allowed)
         raise ModelLoadError(
@@ -121,4 +128,8 @@ def _check_shape(weight: StoredTensor, scale: StoredTensor) -> None:
 
 def in_blocks(weight: StoredTensor, scale: StoredTensor | None) -> bool:
     """True if a scale belongs to a block; one of rows has their number."""
-    return scale is not None and len(scale.shape) == 2 and scale.shape[0] == -(-weight.shape[0] // BLOCK)
+    return (
+        scale is not None
+        and len(scale.shape) == len(weight.shape) == 2
+        and scale.shape[0] == -(-weight.shape[0] // BLOCK)
+    )
