@@ -84,11 +84,13 @@ class Packing:
         library: whose layout it is; GPTQ's second format stores zero points as they are, its first less one.
         bits: of an integer.
         group: neighbours of a row that share a scale; None for a row.
+        needs: tensors that a matrix has besides those that all have: zero points, or the groups of its columns.
     """
 
-    library: Literal["awq", "gptq", "gptq_v2"]
+    library: Literal["awq", "gptq", "gptq_v2", "compressed-tensors"]
     bits: int
     group: int | None
+    needs: tuple[str, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

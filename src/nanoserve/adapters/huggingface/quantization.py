@@ -74,14 +74,15 @@ def _gptq(config: Config, _: Config) -> Read:
     library = _only(config, "checkpoint_format", "gptq", "gptq_v2", default="gptq")
     if config.get("is_marlin_format"):
         raise _Unreadable("has weights in the order of Marlin's kernels")
-    return _packed(library, _only(config, "bits", 4, 8), config)
+    needs = ("g_idx",) if config.get("desc_act") else ()
+    return _packed(library, _only(config, "bits", 4, 8), config, needs)
 
 
-def _packed(library: Any, bits: int, config: Config) -> Read:
+def _packed(library: Any, bits: int, config: Config, needs: tuple[str, ...] = ()) -> Read:
     group = config.get("group_size", 128)
     if type(group) is not int or (group < 1 and group != -1):
         raise _Unreadable(f"has group_size {group!r}")
-    return "int4" if bits == 4 else "int8", Packing(library, bits, None if group < 0 else group)
+    return "int4" if bits == 4 else "int8", Packing(library, bits, None if group < 0 else group, needs)
 
 
 def _compressed(config: Config, _: Config) -> Read:
@@ -92,11 +93,13 @@ def _compressed(config: Config, _: Config) -> Read:
         if config.get(key):
             raise _Unreadable(f"has a {key}")
     forms = [_compressed_group(name, group, config.get("format")) for name, group in groups.items()]
-    return next((form for form in forms if form is not None), None), None
+    packings = {packing for _, packing in forms if packing is not None}
+    stored = next((form for form, _ in forms if form is not None), None)
+    return stored, packings.pop() if len(packings) == 1 else None  # of several the shapes tell which
 
 
-def _compressed_group(name: str, group: object, usual: object) -> Stored | None:
-    """The form of what a group names; None for 4-bit floats, which are multiplied out."""
+def _compressed_group(name: str, group: object, usual: object) -> Read:
+    """The form of what a group names, which 4-bit floats have none of: they are multiplied out."""
     weights = group.get("weights") if isinstance(group, dict) else None
     if not isinstance(group, dict) or not isinstance(weights, dict):
         raise _Unreadable(f"has no weights in {name}")
@@ -104,20 +107,22 @@ def _compressed_group(name: str, group: object, usual: object) -> Stored | None:
     if found in (("float", 8, "channel"), ("float", 8, "tensor"), ("float", 8, "block")):
         if strategy == "block":
             _only(weights, "block_structure", BLOCKS)
-        return "fp8"
+        return "fp8", None
     layout = group.get("format") or usual
     if (*found, layout) in _FOUR_BIT_FLOATS:
-        return None
+        return None, None
     if kind != "int" or bits not in (4, 8) or strategy not in ("channel", "group"):
         raise _Unreadable(f"has weights of type {kind!r} with {bits!r} bits by {strategy!r} in {name}")
     _only(weights, "group_size", None, -1, *(2**each for each in range(16)))  # as scales' shapes tell
-    if layout == "int-quantized":
-        return "int8"
-    if layout != "pack-quantized":
+    if layout not in ("int-quantized", "pack-quantized"):
         raise _Unreadable(f"has integers in the format {layout!r} in {name}")
-    if group.get("input_activations") is not None:
+    if layout == "pack-quantized" and group.get("input_activations") is not None:
         raise _Unreadable(f"quantizes activations to integers in {name}")
-    return "int4" if bits == 4 else "int8"
+    ordered = weights.get("actorder") in ("group", "dynamic", True)
+    needs = ("weight_zero_point",) * (not weights.get("symmetric", True)) + ("weight_g_idx",) * ordered
+    size = weights.get("group_size") if strategy == "group" else -1
+    bits = 8 if layout == "int-quantized" else bits
+    return _packed("compressed-tensors", bits, {"group_size": size}, needs)
 
 
 def _modelopt(config: Config, _: Config) -> Read:

@@ -17,6 +17,7 @@ FLOATS = {"type": "float", "num_bits": 8}
 FOUR_BITS = {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16}
 MIXED = {"first": {"weights": FOUR_BITS}, "second": {"weights": {**FLOATS, "strategy": "channel"}}}
 INTEGERS = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 128}
+TWO = {"first": {"weights": INTEGERS}, "second": {"weights": {**INTEGERS, "group_size": 32}}}
 
 
 def compressed(weights: Any = INTEGERS, **more: Any) -> dict[str, Any]:
@@ -43,8 +44,17 @@ def compressed(weights: Any = INTEGERS, **more: Any) -> dict[str, Any]:
         (GPTQ, ("int4", Packing("gptq", 4, 128))),
         ({**GPTQ, "bits": 8, "group_size": -1}, ("int8", Packing("gptq", 8, None))),
         ({**GPTQ, "checkpoint_format": "gptq_v2"}, ("int4", Packing("gptq_v2", 4, 128))),
-        (compressed(ignore=["lm_head"]), ("int4", None)),
-        (compressed({**INTEGERS, "num_bits": 8, "strategy": "channel"}), ("int8", None)),
+        ({**GPTQ, "desc_act": True}, ("int4", Packing("gptq", 4, 128, ("g_idx",)))),
+        (compressed(ignore=["lm_head"]), ("int4", Packing("compressed-tensors", 4, 128))),
+        (
+            compressed({**INTEGERS, "symmetric": False, "actorder": "group"}),
+            ("int4", Packing("compressed-tensors", 4, 128, ("weight_zero_point", "weight_g_idx"))),
+        ),
+        (
+            compressed({"type": "int", "num_bits": 8, "strategy": "channel"}),
+            ("int8", Packing("compressed-tensors", 8, None)),
+        ),
+        (compressed(config_groups=TWO), ("int4", None)),
         (compressed({"type": "float", "num_bits": 8, "strategy": "channel"}), ("fp8", None)),
         (compressed({**FLOATS, "strategy": "block", "block_structure": [128, 128]}), ("fp8", None)),
         (compressed(FOUR_BITS, format="nvfp4-pack-quantized"), (None, None)),

@@ -188,10 +188,14 @@ def _compressed_config(bits: int, group: int, *, symmetric: bool) -> dict[str, A
     }
 
 
+def _compressed_packing(bits: int, group: int, needs: tuple[str, ...] = ()) -> Packing:
+    return Packing("compressed-tensors", bits, None if group < 0 else group, needs)
+
+
 def _compressed_layout(bits: int, group: int, *, symmetric: bool) -> Layout:
     return Layout(
         _compressed_config(bits, group, symmetric=symmetric),
-        None,
+        _compressed_packing(bits, group, () if symmetric else ("weight_zero_point",)),
         lambda weight, _: _compressed(weight, group, bits=bits, symmetric=symmetric),
     )
 
@@ -203,7 +207,7 @@ def _gptq_layout(library: Any, *, bits: int = 4, group: int = 32, kept: bool = T
     less = 1 if library == "gptq" else 0
     return Layout(
         _gptq_config(bits, group, **more),
-        Packing(library, bits, None if group < 0 else group),
+        Packing(library, bits, None if group < 0 else group, ("g_idx",) if more["desc_act"] else ()),
         lambda weight, _: _gptq(weight, group, bits=bits, less=less, **how),
         kept,
     )
@@ -230,7 +234,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
             **_compressed_config(8, -1, symmetric=True),
             "format": "int-quantized",
         },
-        None,
+        _compressed_packing(8, -1),
         lambda weight, _: _plain_integers(weight),
     ),
     "NVFP4": Layout(

@@ -145,7 +145,7 @@ class PackedMatrices:
             if last not in _PACKED or stored.dtype is not (torch.int8 if last == "weight" else torch.int32):
                 continue
             parts = {each: tensors[f"{stem}.{each}"] for each in _BESIDE[last] if f"{stem}.{each}" in tensors}
-            for each in _PACKED[last]:
+            for each in (*_PACKED[last], *(packing.needs if packing else ())):
                 if each not in parts:
                     raise ModelLoadError(
                         f"{stored.file}: {name!r} has no {stem}.{each} in any file of the checkpoint: download it again"
@@ -222,14 +222,13 @@ def _matrix(name: str, parts: Mapping[str, StoredTensor], packing: Packing | Non
     shapes = {each: list(part.shape) for each, part in parts.items()}
     packed, *_ = parts.values()
     unfitting = ModelLoadError(
-        f"{packed.file}: the parts of {name!r} have shapes that do not fit together: {shapes}"
+        f"{packed.file}: the parts of {name!r} have shapes that do not fit together, or to quantization_config: {shapes}"
     )
     dims = all(len(shape) == 1 + (each not in _VECTORS) for each, shape in shapes.items())
     if not dims or shapes.get("weight_shape", [2]) != [2]:
         raise unfitting
     if "weight" in parts:
-        bits, packing = 8, None
-        rows, columns = packed.shape
+        bits, (rows, columns) = 8, packed.shape
         groups = parts["weight_scale"].shape[1]
         wanted = {each: [rows, groups] for each in ("weight_scale", "weight_zero_point")}
         fitting, group = groups > 0, _group_of(columns, groups)
@@ -241,14 +240,14 @@ def _matrix(name: str, parts: Mapping[str, StoredTensor], packing: Packing | Non
         wanted = {"weight_scale": [rows, groups], "weight_zero_point": [-(-rows * bits // _WORD), groups]}
         wanted |= {"weight_g_idx": [columns]}
         fitting = groups > 0 and packed.shape[1] == -(-columns * bits // _WORD)
-        group, packing = _group_of(columns, groups), None
+        group = _group_of(columns, groups)
     else:
-        if packing is None:
+        if packing is None or packing.library == "compressed-tensors":
             raise ModelLoadError(f"{packed.file}: {name!r} is packed, and no quantization_config says how")
         bits, awq = packing.bits, packing.library == "awq"
         groups, rows = parts["scales"].shape
         columns = packed.shape[0] * (1 if awq else _WORD // bits)
-        group = ROW if packing.group is None or packing.group >= columns else packing.group
+        group = _group_in(packing, columns)
         fitting = packed.shape[1] == (rows * bits // _WORD if awq else rows)
         fitting &= groups == (1 if group == ROW else -(-columns // group))
         wanted = {"qzeros": [groups, -(-rows * bits // _WORD)], "g_idx": [columns]}
@@ -256,9 +255,16 @@ def _matrix(name: str, parts: Mapping[str, StoredTensor], packing: Packing | Non
         raise ModelLoadError(
             f"{packed.file}: {packed.name!r} holds integers of {bits} bits; readable are 4 and 8"
         )
+    if packing is not None:
+        fitting &= (bits, group) == (packing.bits, _group_in(packing, columns))
     if not fitting or any(shapes.get(each, shape) != shape for each, shape in wanted.items()):
         raise unfitting
-    return Matrix(name, parts, bits, (rows, columns), group, packing)
+    return Matrix(name, parts, bits, (rows, columns), group, packing if "qweight" in parts else None)
+
+
+def _group_in(packing: Packing, columns: int) -> int:
+    """Neighbours of a row of so many numbers that share a scale."""
+    return ROW if packing.group is None or packing.group >= columns else packing.group
 
 
 def _group_of(columns: int, groups: int) -> int:
