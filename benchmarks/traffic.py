@@ -294,5 +294,5 @@ def run(given: argparse.Namespace) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(run(parse_arguments()))
-    except (NanoserveError, OSError) as error:
-        sys.exit(f"traffic: {error}")
+    except (KeyboardInterrupt, NanoserveError, OSError) as error:
+        sys.exit(f"traffic: {str(error) or 'interrupted'}")

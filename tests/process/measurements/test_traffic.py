@@ -18,6 +18,7 @@ from benchmarks.traffic import TrafficRow, find_servers, measure
 from benchmarks.traffic_classes import CLASSES, CONVERSATIONS, SYSTEM_PROMPT, draw_sessions
 from benchmarks.traffic_servers import TrafficServer, TurnAnswer
 from nanoserve.entrypoints.bench.serving.client import OK, run_loop
+from nanoserve.entrypoints.client import server
 from tests.patience import PATIENCE
 from tests.process.command import environment
 from tests.process.server_process import ServerProcess
@@ -161,3 +162,13 @@ def test_every_mistake_is_one_line(
         assert said in message
         assert message.startswith("traffic: ")
         assert message.count("\n") == 1
+
+
+def test_ctrl_c_before_the_first_request_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "open_server", interrupted)
+    monkeypatch.setattr(sys, "argv", ["traffic"])
+    with pytest.raises(SystemExit, match=r"^traffic: interrupted$"):
+        runpy.run_path(benchmarks.traffic.__file__, run_name="__main__")
