@@ -143,6 +143,19 @@ def test_a_waiting_host_ends_with_its_connection(prepared: bool) -> None:
     assert host.end() == (0, "")
 
 
+def test_threads_beside_its_turns_give_way_soon() -> None:
+    program = "import sys; from nanoserve.adapters.engine_process.host.process import run_host; run_host(print, print); print(sys.getswitchinterval())"
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        command = [sys.executable, "-c", program, str(theirs.fileno())]
+        done = subprocess.run(
+            command, pass_fds=(theirs.fileno(),), capture_output=True, text=True, check=True
+        )
+    assert float(done.stdout) == pytest.approx(process.SWITCH_SECONDS)
+    assert sys.getswitchinterval() > process.SWITCH_SECONDS
+
+
 def test_noise_on_the_line_ends_it_with_a_reason() -> None:
     host = Host()
     host.socket.sendall(codec.encode_command(Start({})))

@@ -107,6 +107,8 @@ class SocketLink:
         return commands
 
 
+SWITCH_SECONDS: Final = 0.001
+"""For which a thread that reads an adapter may keep the interpreter's lock from a turn."""
 PATIENCE: Final = 5.0
 """Seconds for the parent to read why the host ended."""
 
@@ -117,6 +119,7 @@ def run_host(prepare: Callable[[Prepare], None], serve: Callable[[Link, Start], 
     A process that is to wait as a spare gets a `Prepare` first, and calls `prepare` then.
     """
     become_host()
+    sys.setswitchinterval(SWITCH_SECONDS)
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     link = SocketLink(connection)
