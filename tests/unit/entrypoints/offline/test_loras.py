@@ -37,8 +37,8 @@ def adapters(base: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
         config = peft.LoraConfig(
             r=4 + 4 * seed, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"]
         )
+        torch.manual_seed(seed)  # for both factors: the first is drawn as the model is made
         model: Any = peft.get_peft_model(copy.deepcopy(base), config)
-        torch.manual_seed(seed)
         with torch.no_grad():
             for key, tensor in model.named_parameters():
                 if "lora_B" in key:
