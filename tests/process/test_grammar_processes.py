@@ -343,3 +343,21 @@ def test_who_owes_is_compiled_for_with_a_low_priority() -> None:
     (worker,) = workers_of(grammars)
     nice = sorted(os.getpriority(os.PRIO_PROCESS, each.id) for each in worker.threads())
     assert nice == [usual, usual, LOW_PRIORITY]
+
+
+def test_lost_workers_leave_no_descriptors_though_their_grammars_are_cached() -> None:
+    grammars, letters = started(workers=2), "abcdefgh"
+
+    def compile_all() -> None:
+        pending = [grammars.compile(Constraint("regex", f"{each}{number}")) for each in letters]
+        wait_until(lambda: all(each.done() for each in pending))
+        filled(grammars, [each.result().matcher() for each in pending])
+
+    descriptors = list[int]()
+    for number in range(20):
+        compile_all()
+        descriptors.append(psutil.Process().num_fds())
+        lost = worker_of(grammars)
+        workers_of(grammars)[number % 2].kill()
+        wait_until(lost.crew.look)
+    assert max(descriptors) == descriptors[0]

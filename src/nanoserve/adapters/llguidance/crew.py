@@ -66,6 +66,7 @@ class Crew:
         """See whether it is lost."""
         if not self.is_lost and (ended := self.process.poll()) is not None:
             self.is_lost, self.culprit = True, ended - FIRST_CULPRIT
+            self._close()
         return self.is_lost
 
     def end(self, culprit: int) -> None:
@@ -153,7 +154,17 @@ class Worker:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.crew.process.wait(END_SECONDS)  # which says who has ended by itself
             self.crew.end(culprit=self.index)
+            with self._locks[is_low]:
+                self._compiles[is_low].close()
             raise CrewLostError from error
+
+    def close(self) -> None:
+        """Let go of what is left of it, as its crew is lost; whoever waits for a reply closes that connection."""
+        self.seats.release()
+        for lock, connection in zip(self._locks, self._compiles, strict=True):
+            if lock.acquire(blocking=False):
+                connection.close()
+                lock.release()
 
     def _drain(self) -> None:
         while self.freed:

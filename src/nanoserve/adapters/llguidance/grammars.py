@@ -88,6 +88,7 @@ class LLGrammars:
         self._lock, self._fence = threading.Lock(), threading.Lock()
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._workers: Future[list[Worker]] | None = None
+        self._lost: list[Worker] = []
         self._started, self._interval = 0.0, FIRST_INTERVAL
         self._intervals = deque([FIRST_INTERVAL], maxlen=STEPS)
         self._compiles, self._compile_seconds, self._steps, self._seconds = 0, 0.0, 0, 0.0
@@ -259,11 +260,18 @@ class LLGrammars:
             each.send()
 
     def _look_after(self) -> None:
+        """As `_replace_lost`, in the engine's thread: no answer takes a seat of those that are lost meanwhile."""
+        self._replace_lost()
+        while self._lost:
+            self._lost.pop().close()
+
+    def _replace_lost(self) -> None:
         """Start other workers where these have ended; they are told all tokens again as their answers are asked for."""
         before = self._workers
         if before is not None and before.done() and (before.exception() or before.result()[0].crew.look()):
             with self._lock:
                 if self._workers is before:
+                    self._lost += () if before.exception() else before.result()
                     self._workers = self._starter.submit(self._start)
 
     def _order(self, constraint: Constraint, client: str, index: int) -> Future[Compiled]:
@@ -302,7 +310,7 @@ class LLGrammars:
                     culprits += worker.crew.culprit == index
             if culprits >= TRIES:
                 raise BadValueError("constraint", f"to compile it has ended a process {TRIES} times")
-            self._look_after()
+            self._replace_lost()
         raise CrewLostError("the processes that compile it have ended")
 
 

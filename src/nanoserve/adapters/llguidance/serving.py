@@ -117,6 +117,10 @@ class Seats:
         size, words = (1 + MOST_DRAFTED) * self.width, self._words[seat * Word.ALL : (seat + 1) * Word.ALL]
         return words, self._masks[seat * size : (seat + 1) * size]
 
+    def release(self) -> None:
+        """Let go of the memory, which is there as long as an answer has a seat."""
+        self._words = self._masks = memoryview(b"")
+
 
 @attrs.define(eq=False)
 class Row:
