@@ -108,9 +108,7 @@ def _shorter(root: pathlib.Path, config: Mapping[str, Any], *, is_encoder: bool)
         if not all(isinstance(each, int) and each > 0 for each in listed):
             raise ModelLoadError(f"{root / 'config.json'}: matryoshka_dimensions must be positive integers")
         return tuple(listed)
-    if may is None:
-        may = not is_encoder
-    return None if may else ()
+    return None if may or (may is None and not is_encoder) else ()
 
 
 def _dense(root: pathlib.Path, place: str) -> PooledLayer:
@@ -123,14 +121,12 @@ def _dense(root: pathlib.Path, place: str) -> PooledLayer:
         raise ModelLoadError(f"{path}: use_residual must be false: vectors are not added to what they become")
     for end in ("input", "output"):
         if config.get(f"module_{end}_name") not in (None, "sentence_embedding"):
-            raise ModelLoadError(
-                f"{path}: module_{end}_name must be sentence_embedding: vectors of texts pass through it"
-            )
+            message = f"module_{end}_name must be sentence_embedding: vectors of texts pass through it"
+            raise ModelLoadError(f"{path}: {message}")
     size = config.get("out_features")
     if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= _WIDEST:
-        raise ModelLoadError(
-            f"{path}: out_features must be an integer from 1 to {_WIDEST}, got {shown(size)}"
-        )
+        message = f"out_features must be an integer from 1 to {_WIDEST}, got {shown(size)}"
+        raise ModelLoadError(f"{path}: {message}")
     bias, activation = config.get("bias", True) is not False, _ACTIVATIONS[function]
     return PooledLayer(name="linear", size=size, bias=bias, activation=activation, folder=place)
 
@@ -231,10 +227,8 @@ def _pooling_kind(path: pathlib.Path, *, has_prompts: bool) -> PoolingKind:
     modes = mode if isinstance(mode, list) else [mode]
     known = {each.value: each for each in PoolingKind}
     if len(modes) != 1 or modes[0] not in known:
-        named = ", ".join(known)
-        raise ModelLoadError(
-            f"{path}: pooling by {shown(mode)} is not supported; known are {named}, one alone"
-        )
+        message = f"pooling by {shown(mode)} is not supported; known are {', '.join(known)}, one alone"
+        raise ModelLoadError(f"{path}: {message}")
     if has_prompts and config.get("include_prompt") is False:
         raise ModelLoadError(f"{path}: include_prompt must be true: prompts count as texts do")
     return known[modes[0]]

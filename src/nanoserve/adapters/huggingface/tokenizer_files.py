@@ -188,9 +188,8 @@ def _missing_tokens(
 
 def _chat_templates(path: pathlib.Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The default template and the one for tools; template files go before what the configuration holds."""
-    files = {
-        file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja") if file.is_file()
-    }
+    others = (path / "additional_chat_templates").glob("*.jinja")
+    files = {file.stem: file for file in others if file.is_file()}
     if (path / "chat_template.jinja").is_file():
         files["default"] = path / "chat_template.jinja"
     found = {name: file.read_text(encoding="utf-8") for name, file in files.items()}

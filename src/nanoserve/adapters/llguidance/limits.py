@@ -177,9 +177,8 @@ def check_gbnf(name: str, text: str) -> None:
     """Raises `BadValueError` for a grammar that takes long to turn into Lark: all of it is looked at for each rule."""
     rules = text.count("::=")
     if rules * len(text) > MAX_GBNF:
-        raise BadValueError(
-            name, f"its rules times its characters may be {MAX_GBNF}, got {rules} times {len(text)}"
-        )
+        message = f"its rules times its characters may be {MAX_GBNF}, got {rules} times {len(text)}"
+        raise BadValueError(name, message)
 
 
 def _check_divisors(name: str, divisors: list[Decimal]) -> None:

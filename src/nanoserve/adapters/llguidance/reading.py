@@ -205,9 +205,8 @@ def _structural_tag(constraint: Constraint, is_special: IsSpecial) -> str:
     """`{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, or that as a `triggered_tags` format."""
     triggers, tags = _tags(constraint.text)
     if not tags or len(tags) > limits.MAX_TAGS:
-        raise BadValueError(
-            constraint.kind, f"must have triggers and 1 to {limits.MAX_TAGS} tags, got {len(tags)}"
-        )
+        message = f"must have triggers and 1 to {limits.MAX_TAGS} tags, got {len(tags)}"
+        raise BadValueError(constraint.kind, message)
     rules, work = [], Work(constraint.kind)
     for number, (begin, schema, end) in enumerate(tags):
         options = _kept(constraint.kind, schema, work)
