@@ -122,20 +122,23 @@ def test_an_answer_that_sits_out_beside_free_ones_goes_on_where_its_worker_is_ki
     assert not answer.error
 
 
-def test_a_worker_that_does_not_listen_any_more_is_replaced() -> None:
+def test_who_has_news_for_a_worker_that_stands_still_waits_for_nothing_and_loses_none() -> None:
     grammars = started(workers=1)
-    crowd = answers_of(grammars, 1)
-    filled(grammars, crowd)
+    answer, other = answers_of(grammars, 2)
+    filled(grammars, [answer, other])
     (worker,) = workers_of(grammars)
+    said = TOKENIZER.encode('["ab"' + 400 * ',"ab"', add_special_tokens=False).ids
     worker.suspend()
-    process = process_of(grammars)
-    worker_of(grammars)._commands.setblocking(False)  # as if the time were over at once
-    (letter,) = TOKENIZER.encode("[", add_special_tokens=False).ids
-    while _is_running(process):
-        grammars.consume([(crowd[0], letter)])
-    crowd = answers_of(grammars, 1)
-    filled(grammars, crowd)
-    assert process_of(grammars) != process
+    for token in said:
+        grammars.consume([(answer, token)])
+    assert worker_of(grammars)._unsent, "there is no room for all"
+    worker.resume()
+    grammars.patience = 0.0  # in a step that waits nothing is told
+    grammars.consume([(other, token) for token in said])
+    both = filled(grammars, [answer, other])
+    assert both.mask(0) == both.mask(1)
+    assert not worker_of(grammars)._unsent
+    assert worker.is_running()
 
 
 def stood_still(grammars: LLGrammars, answer: Answer | None = None) -> crew.Crew:

@@ -9,7 +9,6 @@ import math
 import mmap
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -28,8 +27,6 @@ from nanoserve.ports.grammar import Constraint
 
 END_SECONDS: Final = 5
 """For the end of all workers where one has ended."""
-SEND_SECONDS: Final = 5
-"""A worker that takes no news for so long is lost."""
 HEAR_SECONDS: Final = 1.0
 """Between two questions whether a worker hears, which it does before each mask."""
 MOST_UNHEARD: Final = 10
@@ -96,12 +93,11 @@ class Worker:
     def __init__(self, crew: Crew, index: int, ends: Ends, seats: Seats) -> None:
         self.crew, self.index, self.seats = crew, index, seats
         self.queue, self.freed = array.array("i"), deque[tuple[int, int, int]]()
+        self._unsent: deque[array.array[int]] = deque()
         self._commands, *self._compiles = ends
         self._locks, self._hearing = (threading.Lock(), threading.Lock()), threading.Lock()
         self._asked, self._unheard = 0.0, -math.inf  # until it has begun
         self._free = [*range(seats.count)]
-        timeout = struct.pack("ll", SEND_SECONDS, 0)
-        self._commands.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
 
     def take_seat(self) -> int | None:
         """The first that is free."""
@@ -115,16 +111,15 @@ class Worker:
             self.send()
 
     def send(self) -> None:
-        """Send all that it is to be told; one that takes nothing for long is ended, with all others."""
+        """Send what it is to be told, as far as there is room; that one stands still, or has ended, shows elsewhere."""
         self._drain()
         if self.queue:
-            told, self.queue = self.queue, array.array("i")
-            try:
-                self._commands.send(told)
-            except BlockingIOError:
-                self.crew.end(culprit=self.index)
-            except OSError:
-                pass  # it has ended, which shows soon
+            self._unsent.append(self.queue)
+            self.queue = array.array("i")
+        with contextlib.suppress(OSError):
+            while self._unsent:
+                self._commands.send(self._unsent[0], socket.MSG_DONTWAIT)
+                del self._unsent[0]
 
     def look(self) -> None:
         """See whether it still hears, unless that was just looked at; one that stands still is ended, with all others. Thread-safe."""
