@@ -61,11 +61,8 @@ def _convert(file: pathlib.Path, header: Header) -> tuple[dict[str, Any], dict[s
         raise ModelLoadError(f"architecture {kind!r} is not one that runs from GGUF; known are: {known}")
     tokenizer = GGUFTokenizer(header.metadata, kind)
     config = _make_config(file, header, kind) | {"eos_token_id": tokenizer.end_ids() or None}
-    sampling = {
-        key.removeprefix(_SAMPLING): value
-        for key, value in header.metadata.items()
-        if key.startswith(_SAMPLING)
-    }
+    said = header.metadata.items()
+    sampling = {key.removeprefix(_SAMPLING): each for key, each in said if key.startswith(_SAMPLING)}
     files = {
         "config.json": config,
         "generation_config.json": {_OTHER_NAMES.get(name, name): value for name, value in sampling.items()},
@@ -141,17 +138,15 @@ def _refuse_unsupported(metadata: Mapping[str, Any], kind: str, head_dim: int) -
     """Refuses metadata that llama.cpp computes with and nanoserve does not."""
     for key in ("expert_count", "attention.sliding_window", "rope.scale_linear", "logit_scale"):
         if metadata.get(f"{kind}.{key}"):
-            raise ModelLoadError(
-                f"{kind}.{key} = {metadata[f'{kind}.{key}']} is not supported; take another model"
-            )
+            found = f"{kind}.{key} = {metadata[f'{kind}.{key}']}"
+            raise ModelLoadError(f"{found} is not supported; take another model")
     scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
     if scaling != "none":
         raise ModelLoadError(f"rope scaling {scaling!r} is not supported; take a file without it")
     for key in ("rope.dimension_count", "attention.value_length"):
         if metadata.get(f"{kind}.{key}", head_dim) != head_dim:
-            raise ModelLoadError(
-                f"{kind}.{key} must be the size of a head, {head_dim}; others are not supported"
-            )
+            message = f"must be the size of a head, {head_dim}; others are not supported"
+            raise ModelLoadError(f"{kind}.{key} {message}")
 
 
 def _llama3_scaling(file: pathlib.Path, entry: TensorEntry, theta: float, head_dim: int) -> dict[str, Any]:
