@@ -28,9 +28,7 @@ class Spare:
     """Keeps one prepared process. Its death is no engine's death: another takes its place after a while."""
 
     def __init__(self, launch: Callable[[], Awaitable[EngineProcess]], *, wanted: bool) -> None:
-        self._launch = launch
-        self._wanted = wanted
-        self._prepare = Prepare()
+        self._launch, self._wanted, self._prepare = launch, wanted, Prepare()
         self._process: EngineProcess | None = None
         self._keeping: asyncio.Task[None] | None = None
 
@@ -148,10 +146,8 @@ class Supervisor:
         first: Launched | None = None,
     ) -> None:
         self.on_foreign: Callable[[str, bytes], None] | None = None
-        self._building = building
-        self._stall_timeout = stall_timeout
-        self._start_timeout = start_timeout
-        self._reaction_timeout = reaction_timeout
+        self._building, self._start_timeout = building, start_timeout
+        self._stall_timeout, self._reaction_timeout = stall_timeout, reaction_timeout
         self._start_limit: float | None = None
         self._launch = functools.partial(EngineProcess.launch, command)
         self._first = first
@@ -233,9 +229,8 @@ class Supervisor:
             return
         self._welcome(life)
         if await life.until_lost() and self._engine.status is EngineStatus.READY:
-            _log.error(
-                "the engine is stuck; its stacks follow", pid=life.process.pid, seconds=self._stall_timeout
-            )
+            facts = {"pid": life.process.pid, "seconds": self._stall_timeout}
+            _log.error("the engine is stuck; its stacks follow", **facts)
             self._engine.move(EngineStatus.STALLED)
             await life.show_stacks()
 
