@@ -251,6 +251,38 @@ def test_a_part_of_another_dtype_or_with_other_dimensions_is_named(tmp_path: Pat
                 )
 
 
+@pytest.mark.parametrize("layout", ["awq", "W4A16", "NVFP4"])
+def test_a_matrix_that_is_there_as_floats_too_is_named(tmp_path: Path, layout: str) -> None:
+    parts, exact = LAYOUTS[layout].write(torch.randn(16, 64), 0)
+    tensors = {"weight": exact, **parts}
+    save_file(
+        {f"a.{part}": each.contiguous() for part, each in tensors.items()}, tmp_path / "model.safetensors"
+    )
+    with pytest.raises(ModelLoadError, match=r"'a.weight' is there as floats and packed"):
+        load_checkpoint(
+            str(tmp_path), Destinations({"a.weight": torch.empty(16, 64)}), packing=LAYOUTS[layout].packing
+        )
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_biases_of_nothing_that_a_library_wrote_beside_each_matrix_are_left_out(
+    tmp_path: Path, *, keep: bool
+) -> None:
+    """As AutoGPTQ did for models without any; one that adds something has no place."""
+    tiny = make_tiny_model(tmp_path, **SIZES)
+    pack(tiny, LAYOUTS["gptq"])
+    file = tmp_path / "model.safetensors"
+    tensors, plain = load_file(file), built(tmp_path, keep=False)
+    stems = [name.removesuffix("qweight") for name in tensors if name.endswith("qweight")]
+    biases = {f"{each}bias": torch.zeros_like(tensors[f"{each}scales"][0]) for each in stems}
+    save_file({**tensors, **biases}, file)
+    assert_same(built(tmp_path, keep=keep), plain)
+    biases[f"{stems[0]}bias"][-1] = 1
+    save_file({**tensors, **biases}, file)
+    with pytest.raises(ModelLoadError, match=f"'{stems[0]}bias' has no place"):
+        built(tmp_path, keep=keep)
+
+
 def test_a_matrix_of_another_shape_is_named(tmp_path: Path) -> None:
     parts, _ = LAYOUTS["awq"].write(torch.randn(16, 64), 0)
     save_file(

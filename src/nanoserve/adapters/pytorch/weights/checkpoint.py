@@ -120,7 +120,7 @@ def load_checkpoint(
     if of_file:
         _load_gguf(of_file, own, into, slices, read=read)
         return
-    tensors = into.here(tensors_in(folder, ignored), embedding)
+    tensors = _without_idle(into.here(tensors_in(folder, ignored), embedding), own)
     packed = (
         each.name in PACKED_HEADS or (each.name == HEAD and each.dtype not in DTYPES) for each in tensors
     )
@@ -133,6 +133,9 @@ def load_checkpoint(
     plain = list(_matches(folder, weights, slices, [name for each in packed_forms for name in each.names]))
     for each in packed_forms:
         each.check(slices.wholes)
+    for stored in plain:
+        if any(stored.name in each.names for each in packed_forms):
+            raise ModelLoadError(f"{stored.file}: tensor {stored.name!r} is there as floats and packed")
     for stored in plain:
         scales.want(stored, own[stored.name])
     scales.check()
@@ -175,6 +178,13 @@ def _fill(matches: Sequence[tuple[StoredTensor, Tensor]], lanes: Sequence[Lane])
         return
     for stored, destination in matches:
         destination.copy_(stored.data)
+
+
+def _without_idle(found: Sequence[StoredTensor], own: Mapping[str, Tensor]) -> list[StoredTensor]:
+    """All but the biases of zeros that AutoGPTQ wrote beside matrices whose layers have none."""
+    packed = (each.name for each in found if each.name.endswith(".qweight"))
+    biases = {f"{name.removesuffix('qweight')}bias" for name in packed} - own.keys()
+    return [each for each in found if each.name not in biases or bool(each.data.any())]
 
 
 def _named_here(stored: StoredTensor, known: Collection[str], embedding: str) -> StoredTensor:
