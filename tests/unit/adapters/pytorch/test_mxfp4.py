@@ -66,6 +66,7 @@ def test_a_packed_checkpoint_computes_what_transformers_computes(packed: TinyMod
         ("lose the scales", "down_proj_scales"),
         ("cut a block", "have shapes"),
         ("rename", "no place in this model"),
+        ("no number", "down_proj_scales' has scales that are not finite"),
     ],
 )
 def test_a_broken_stack_is_named(packed: TinyModel, change: str, named: str) -> None:
@@ -73,6 +74,8 @@ def test_a_broken_stack_is_named(packed: TinyModel, change: str, named: str) -> 
     tensors, stack = load_file(file), "model.layers.1.mlp.experts.down_proj"
     if change == "lose the scales":
         del tensors[f"{stack}_scales"]
+    elif change == "no number":
+        tensors[f"{stack}_scales"][-1, -1, -1] = 255
     elif change == "cut a block":
         tensors[f"{stack}_blocks"] = tensors[f"{stack}_blocks"][..., :8].contiguous()
     else:

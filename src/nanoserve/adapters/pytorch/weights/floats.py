@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
+from nanoserve.adapters.pytorch.weights.mxfp4 import NO_NUMBER
 from nanoserve.adapters.pytorch.weights.safetensors_file import FLOATS, StoredTensor, no_place, not_finite
 from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
 from nanoserve.kernels.forms.mxfp4 import BIAS, GROUP, four_bit_floats
@@ -25,8 +26,6 @@ _SCALES: Final = "weight_scale"
 _GLOBAL: Final = ("weight_global_scale", "weight_scale_2")
 """By which the scales are divided, and multiplied."""
 _NVFP4_GROUP: Final = 16
-_NO_NUMBER: Final = 255
-"""The exponent that stands for none."""
 
 
 class FloatMatrices:
@@ -114,7 +113,7 @@ def _scales(parts: Mapping[str, StoredTensor]) -> Tensor:
     if stored.dtype is torch.uint8:
         exponents = stored.data
         scales = torch.ldexp(torch.ones(exponents.shape), exponents.int() - BIAS)
-        is_finite = not bool((exponents == _NO_NUMBER).any())
+        is_finite = not bool((exponents == NO_NUMBER).any())
     else:
         divisor, factor = (parts[each].data.float() if each in parts else torch.ones(()) for each in _GLOBAL)
         if divisor.isinf():

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, no_place
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, no_place, not_finite
 from nanoserve.kernels.forms.mxfp4 import BIAS, MOST_EXPONENT, interleaved, unpack
 from nanoserve.ports.errors import ModelLoadError
 
 BLOCKS: Final = "_blocks"
+NO_NUMBER: Final = 255
+"""The exponent that stands for none."""
 _KINDS: Final = (BLOCKS, "_scales")
 
 
@@ -77,6 +79,8 @@ class PackedStacks:
                     target.copy_(interleaved(expert.to(destination.device)).flatten(-2))
                 _keep_scales(parts["_scales"], scales, scale_targets[name])
                 continue
+            if bool((scales == NO_NUMBER).any()):
+                raise not_finite(parts["_scales"])
             for own, *packed in zip(destination, blocks, scales, strict=True):
                 slices.fill(name, unpack(*(each.to(destination.device) for each in packed)).t(), own)
 
