@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -52,8 +53,8 @@ class Reference:
         self._policies = judged.policies
 
     @torch.no_grad()
-    def distances(self, samples: Sequence[Any], version: int) -> list[float]:
-        """Of each sample the greatest |d logprob| of its tokens under a policy. A causal model sees nothing of what fills up the rows."""
+    def gaps(self, samples: Sequence[Any], version: int) -> list[torch.Tensor]:
+        """Of each sample's tokens, by how much a policy's log-probabilities exceed those told. A causal model sees nothing of what fills up the rows."""
         if not samples:
             return []
         set_peft_model_state_dict(self._model, self._policies[version])
@@ -63,8 +64,20 @@ class Reference:
         for sample, row in zip(samples, scores, strict=True):
             made = torch.from_numpy(sample.completion_mask).bool()[1:]
             told = torch.from_numpy(sample.old_log_probs)[1:]
-            found.append(float((row[: len(told)] - told)[made].abs().max()))
+            found.append((row[: len(told)] - told)[made])
         return found
+
+    def distances(self, samples: Sequence[Any], version: int) -> list[float]:
+        """Of each sample the greatest |d logprob| of its tokens under a policy."""
+        return [float(gaps.abs().max()) for gaps in self.gaps(samples, version)]
+
+
+def learned(judged: Judged, reference: Reference) -> float:
+    """How advantages of all samples correlate with what training has added to the samples' log-probabilities."""
+    samples = [sample for sample, _ in judged.samples]
+    first, last = (reference.gaps(samples, choose(judged.policies)) for choose in (min, max))
+    added = [float((after - before).sum()) for before, after in zip(first, last, strict=True)]
+    return statistics.correlation([sample.advantage for sample in samples], added)
 
 
 def differences(judged: Judged, reference: Reference, close: float) -> list[tuple[float, int]]:
@@ -101,6 +114,7 @@ def main(model: str, url: str, folder: str, close: str) -> None:
                 "rewards": [entry["reward"] for entry in history],
                 "retries": sum(entry.get("rollout/vllm_retry_total", 0) for entry in history),
                 "differences": differences(judged, reference, float(close)),
+                "learned": learned(judged, reference),
                 "foreign": reference.distances([judged.samples[0][0]], max(judged.policies))[0],
             }
         )

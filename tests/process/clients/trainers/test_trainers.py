@@ -64,9 +64,9 @@ def test_a_policy_is_trained_by_trl_and_every_sampled_logprob_is_the_trainers_ow
 ) -> None:
     folder = str(tmp_path / "policies")
     found = run("judged_run", str(model_folder()), server.url, folder, str(CLOSE), folder=tmp_path)
-    rewards, differences = found["rewards"], found["differences"]
-    assert len(rewards) == STEPS
-    assert sum(rewards[-10:]) > 1.05 * sum(rewards[:10])
+    differences = found["differences"]
+    assert len(found["rewards"]) == STEPS
+    assert found["learned"] > 0, "what was rewarded has become likelier"
     assert len(differences) >= STEPS * 8
     assert max(each for each, _ in differences) < CLOSE
     assert found["foreign"] > 100 * CLOSE, "the policies differ by much more than that"
