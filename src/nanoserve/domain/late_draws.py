@@ -41,16 +41,16 @@ class LateDraws:
         is_plain = flight.plan.width == 1 and not flight.chunks and not cache.has_states
         return is_plain and not (scheduler.table.num_deterministic or scheduler.verification.always)
 
-    def draw(self, ticket: object, recorder: Recorder | None, *, begin: bool) -> None:
-        """Draw it, or only `begin` its masks. Rows with late masks compute their newest token again; the recorder notes it."""
-        constraints, table = self._scheduler.constraints, self._scheduler.table
-        flight, *planned = self._scheduler.flights
-        if begin:
-            constraints.begin(flight)
-            return
+    def begin(self) -> None:
+        """Begin its masks."""
+        self._scheduler.constraints.begin(self._scheduler.flights[0])
+
+    def draw(self, ticket: object, recorder: Recorder | None) -> None:
+        """Draw it. Rows with late masks compute their newest token again; the recorder notes it."""
+        table, (flight, *planned) = self._scheduler.table, self._scheduler.flights
         ahead = planned[0] if planned else None
         self.is_undrawn = False
-        drawn = constraints.draw(flight, ticket)
+        drawn = self._scheduler.constraints.draw(flight, ticket)
         for sequence, reason in drawn.stuck.items():
             table.finish(sequence, FinishReason.ERROR, f"{AT_FAULT}{reason.removeprefix(AT_FAULT)}")
         table.counters.late_masks += len(drawn.late)

@@ -38,8 +38,7 @@ class Pipeline(Generic[TicketT]):
         on_failure: FailureNote | None,
     ) -> None:
         self.recorder: Recorder | None = None
-        self._scheduler, self._runner = scheduler, runner
-        self._answers, self._depth = answers, depth
+        self._scheduler, self._runner, self._answers, self._depth = scheduler, runner, answers, depth
         self._in_flight: deque[tuple[StepPlan, TicketT]] = deque()
         self._failures = Failures(scheduler, on_failure)
         self._late_draws = LateDraws(scheduler)
@@ -121,7 +120,10 @@ class Pipeline(Generic[TicketT]):
         if self._late_draws.is_undrawn and len(self._in_flight) == 1:
             plan, ticket = self._in_flight[0]
             try:
-                self._late_draws.draw(ticket, self.recorder, begin=begin)
+                if begin:
+                    self._late_draws.begin()
+                else:
+                    self._late_draws.draw(ticket, self.recorder)
             except Exception as error:  # noqa: BLE001 - as above
                 self._fail(plan, error)
 

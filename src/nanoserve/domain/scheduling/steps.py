@@ -228,6 +228,4 @@ class InFlightStep:
 def stopped_by(sequences: Iterable[Sequence]) -> list[Stopped]:
     """The sequences that end with their newest token."""
     newest = [(each, each.token_ids[-1]) for each in sequences]
-    return [
-        (each, token, reason) for each, token in newest if (reason := each.stop_reason(token)) is not None
-    ]
+    return [(each, token, reason) for each, token in newest if (reason := each.stop_reason(token))]
