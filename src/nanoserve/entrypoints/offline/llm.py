@@ -314,17 +314,15 @@ class LLM:
     ) -> list[outputs.RequestOutput]:
         session, count = self._open_session, len(prompts)
         params = self.get_default_sampling_params() if params is None else params
+        priorities = _listed("priority", [0] * count if priority is None else priority)
         is_one = lora is None or isinstance(lora, str)
+        names = lora or "" if is_one else [each or "" for each in _listed("lora", lora)]
         asked = zip(
             prompts,
             _for_each("sampling_params", params, count, SamplingParams),
-            [0] * count
-            if priority is None
-            else _for_each("priority", _listed("priority", priority), count, int),
+            _for_each("priority", priorities, count, int),
             _constraints(structured_outputs, count),
-            _for_each(
-                "lora", lora or "" if is_one else [each or "" for each in _listed("lora", lora)], count, str
-            ),
+            _for_each("lora", names, count, str),
             strict=True,
         )
         jobs = [session.job(*each, lora=name, stream=False) for *each, name in asked]

@@ -6,7 +6,6 @@ import contextlib
 import operator
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any
 
 import attrs
 from rich.console import Console
@@ -138,9 +137,11 @@ class Session:
         priority: int = 0,
         constraint: Constraint | None = None,
         reading: Reading | None = None,
-        **more: Any,
+        *,
+        lora: str = "",
+        stream: bool = True,
     ) -> PromptJob:
-        """A request that is ready to run, with the marks that a `reading` needs in its text, and `more` fields of `Request`; raises `BadValueError`."""
+        """A request that is ready to run, with the marks that a `reading` needs in its text; raises `BadValueError`."""
         check_text(self.assembly.pooler)
         if constraint is not None:
             check_constraint(constraint)
@@ -154,7 +155,8 @@ class Session:
             priority=priority,
             constraint=constraint,
             unsearched_token_ids=() if reading is None else reading.marks_besides(sampling.stop),
-            **more,
+            lora=lora,
+            stream=stream,
         )
         return PromptJob(prompt, request, self.assembly.tokenizer)
 

@@ -142,10 +142,8 @@ class Rehearsal:
             if size not in common:
                 new, most = found[size] - seen, max(found[size])
                 # Up to the next common size attention has one tiling, with one kernel for rows that are split and one for others.
-                if (
-                    most > 1
-                    and (end := min((each for each in common if each > size), default=0)) not in split
-                ):
+                end = min((each for each in common if each > size), default=0)
+                if most > 1 and end not in split:
                     new.add(most)
                     split.add(end)
                 found[size] = new or {min(found[size])}
