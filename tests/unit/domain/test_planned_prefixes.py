@@ -163,6 +163,24 @@ def test_blocks_of_a_giver_that_is_aborted_in_flight_are_written_all_the_same(ki
     assert_right(world, [1, 2], min((each.window for each in KINDS[kind] if each.window), default=None))
 
 
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_is_told_of_names_that_are_forgotten_before_their_step_is_done(kind: str, depth: int) -> None:
+    reader = KVEventReader(4)
+    world = World(
+        groups=KINDS[kind], depth=depth, num_blocks=300, max_num_batched_tokens=24, kv_events=reader
+    )
+    crowd(world, 3)
+    for _ in range(2):
+        world.turn()
+        world.engine.forget_prefixes()
+        check_reader(reader, world.scheduler.cache)
+    while world.engine.has_work:
+        world.turn()
+        check_reader(reader, world.scheduler.cache)
+    assert_right(world, range(3), min((each.window for each in KINDS[kind] if each.window), default=None))
+
+
 @pytest.mark.parametrize("broken", [(0,), (0, 1, 3), (0, 1, 2, 3)])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_whoever_began_with_a_broken_row_is_computed_again(depth: int, broken: tuple[int, ...]) -> None:
