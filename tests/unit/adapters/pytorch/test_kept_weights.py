@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from nanoserve.adapters.pytorch.layers.experts import Experts
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model
 from nanoserve.adapters.pytorch.weights.keeping import kept_bytes
-from nanoserve.kernels.forms import FORMS, StoredWeight
+from nanoserve.kernels.forms import FORMS, FP8, StoredWeight
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from tests.unit.adapters.pytorch.test_mxfp4 import STACKS, random_parts
 from tests.unit.adapters.pytorch.test_weight_scales import quantized
@@ -158,6 +159,25 @@ def test_forms_are_made_of_plain_weights_as_they_arrive(tmp_path: Path, form: st
         assert isinstance(wanted, Tensor)
         assert torch.equal(each.float(), StoredWeight(each.form, *each.form.quantize(wanted)).float())
         assert (each.float() - wanted).abs().max() < error * wanted.abs().max()
+
+
+def test_a_plain_weight_is_gone_before_the_next_one_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no model is there in two forms."""
+    tiny, quantize = make_tiny_model(tmp_path), FP8.quantize
+    made: list[weakref.ref[Tensor]] = []
+
+    def watched(form: FP8, weight: Tensor) -> tuple[Tensor, Tensor]:
+        assert not any(each() is not None for each in made)
+        made.append(weakref.ref(weight))
+        return quantize(form, weight)
+
+    monkeypatch.setattr(FP8, "quantize", watched)
+    kept = build_model(
+        tiny.spec, str(tmp_path), dtype=torch.float32, device=CPU, quantization="fp8", keep=True
+    )
+    assert len(made) == 7 * len(kept.layers)
 
 
 @pytest.mark.parametrize("form", ["int8", "fp8"])
