@@ -73,4 +73,7 @@ def crew_of(vocabulary: LLTokenizer, num_tokens: int, workers: int) -> list[Work
     def launched(*given: object) -> subprocess.Popen[bytes]:
         return cast("subprocess.Popen[bytes]", Threads(compiler, *given))  # type: ignore[arg-type]
 
-    return start_workers(settings, workers, launched)
+    crew = start_workers(settings, workers, launched)
+    for each in crew:
+        each.hear_seconds = PATIENCE  # a test may hold one for long
+    return crew
