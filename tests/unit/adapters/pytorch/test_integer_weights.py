@@ -251,6 +251,15 @@ def test_a_part_of_another_dtype_or_with_other_dimensions_is_named(tmp_path: Pat
                 )
 
 
+@pytest.mark.parametrize("layout", ["gptq", "W4A16", "W8A8", "NVFP4 of ModelOpt"])
+def test_names_of_a_model_without_a_head_are_shorter(tmp_path: Path, layout: str) -> None:
+    """As of models that make vectors, whose matrices may be packed as well."""
+    pack(make_tiny_model(tmp_path, **SIZES), LAYOUTS[layout])
+    file, plain = tmp_path / "model.safetensors", built(tmp_path, keep=False)
+    save_file({name.removeprefix("model."): each for name, each in load_file(file).items()}, file)
+    assert_same(built(tmp_path, keep=False), plain)
+
+
 @pytest.mark.parametrize("layout", ["awq", "W4A16", "NVFP4"])
 def test_a_matrix_that_is_there_as_floats_too_is_named(tmp_path: Path, layout: str) -> None:
     parts, exact = LAYOUTS[layout].write(torch.randn(16, 64), 0)

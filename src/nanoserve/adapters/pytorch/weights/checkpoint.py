@@ -192,11 +192,11 @@ def _named_here(stored: StoredTensor, known: Collection[str], embedding: str) ->
     written = stored.name
     for old, new in OLD_NORMS.items():
         written = written.removesuffix(old) + new if written.endswith(old) else written
-    names = [f"{each}.{written}" for each in BASES]
+    matrix = f"{written.rpartition('.')[0]}.weight"  # parts of a packed one go where it would
+    names = [f"{base}.{written}" for base in BASES for each in (written, matrix) if f"{base}.{each}" in known]
     if embedding and stored.name.endswith(HEAD):
         names = [embedding]
-    name = next((each for each in (*names, written) if each in known), stored.name)
-    return attrs.evolve(stored, name=name)
+    return attrs.evolve(stored, name=next(iter(names), written if written in known else stored.name))
 
 
 def _load_gguf(
