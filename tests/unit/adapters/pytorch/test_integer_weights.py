@@ -256,8 +256,10 @@ def test_names_of_a_model_without_a_head_are_shorter(tmp_path: Path, layout: str
     """As of models that make vectors, whose matrices may be packed as well."""
     pack(make_tiny_model(tmp_path, **SIZES), LAYOUTS[layout])
     file, plain = tmp_path / "model.safetensors", built(tmp_path, keep=False)
+    kept = assert_same(built(tmp_path, keep=True), plain)
     save_file({name.removeprefix("model."): each for name, each in load_file(file).items()}, file)
     assert_same(built(tmp_path, keep=False), plain)
+    assert assert_same(built(tmp_path, keep=True), plain) == kept
 
 
 @pytest.mark.parametrize("layout", ["awq", "W4A16", "NVFP4"])

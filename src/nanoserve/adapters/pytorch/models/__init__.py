@@ -112,7 +112,7 @@ def build_model(
     if model.further is not None:
         model.further.check_stored(folder)
     stored = keeps and (spec.stored is not None or is_gguf(Path(folder)))
-    forms = keeping.stored_forms(folder, spec.packing) if stored and made is None else {}
+    forms = keeping.stored_forms(folder, model, spec.packing) if stored and made is None else {}
     _keep(model, forms if made is None else _fitting(model, made), head=quantize_head)
     _load(spec, folder, model, made, read=False)
     _settle(model, take or functools.partial(empty_tensors, device=device))

@@ -84,7 +84,7 @@ class Destinations:
         """The tensors that have a place here, or ought to, by their names here."""
         parts = self.parts()
         known = self.tensors.keys() | self.stacks.keys() | parts.others
-        named = (_named_here(each, known, embedding) for each in found)
+        named = (attrs.evolve(each, name=name_here(each.name, known, embedding)) for each in found)
         return [
             each
             for each in named
@@ -187,16 +187,16 @@ def _without_idle(found: Sequence[StoredTensor], own: Mapping[str, Tensor]) -> l
     return [each for each in found if each.name not in biases or bool(each.data.any())]
 
 
-def _named_here(stored: StoredTensor, known: Collection[str], embedding: str) -> StoredTensor:
-    """The tensor under the name that it has beside a head: that of a model without one is shorter. A head has that of the `embedding` it is."""
-    written = stored.name
+def name_here(stored: str, known: Collection[str], embedding: str = "") -> str:
+    """The name that a tensor has beside a head: that of a model without one is shorter. A head has that of the `embedding` it is."""
+    written = stored
     for old, new in OLD_NORMS.items():
         written = written.removesuffix(old) + new if written.endswith(old) else written
     matrix = f"{written.rpartition('.')[0]}.weight"  # parts of a packed one go where it would
     names = [f"{base}.{written}" for base in BASES for each in (written, matrix) if f"{base}.{each}" in known]
-    if embedding and stored.name.endswith(HEAD):
-        names = [embedding]
-    return attrs.evolve(stored, name=next(iter(names), written if written in known else stored.name))
+    if embedding and stored.endswith(HEAD):
+        return embedding
+    return next(iter(names), written if written in known else stored)
 
 
 def _load_gguf(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Storable
 from nanoserve.adapters.pytorch.layers.part import Part
-from nanoserve.adapters.pytorch.weights.checkpoint import tensors_in
+from nanoserve.adapters.pytorch.weights.checkpoint import name_here, tensors_in
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf, packed_tensors
 from nanoserve.adapters.pytorch.weights.integers import PackedMatrices
 from nanoserve.adapters.pytorch.weights.mxfp4 import BLOCKS
@@ -47,8 +47,8 @@ class Model(Protocol):
         """Every tensor that a checkpoint must hold, by its name there."""
 
 
-def stored_forms(folder: str, packing: Packing | None = None) -> dict[str, Form]:
-    """The form of each tensor of a checkpoint that has one, by the name of its weight; raises `ModelLoadError`."""
+def stored_forms(folder: str, model: Model, packing: Packing | None = None) -> dict[str, Form]:
+    """The form of each tensor of a checkpoint that has one, by the name of its weight in the model; raises `ModelLoadError`."""
     if is_gguf(Path(folder)):
         return {each.name: each.form for each in packed_tensors(Path(folder)) if each.form is not None}
     found = list(tensors_in(folder))
@@ -59,7 +59,8 @@ def stored_forms(folder: str, packing: Packing | None = None) -> dict[str, Form]
             forms[stored.name] = FP8(BLOCK) if in_blocks(stored, scales.get(stored.name)) else FP8()
         elif stored.dtype is torch.uint8 and stored.name.endswith(BLOCKS):
             forms[stored.name.removesuffix(BLOCKS)] = FORMS["mxfp4"]
-    return forms
+    names = model.checkpoint_tensors()
+    return {name_here(name, names): form for name, form in forms.items()}
 
 
 def keep_as_stored(model: Model, forms: Mapping[str, Form]) -> None:
