@@ -9,9 +9,11 @@ import pytest
 from nanoserve.domain.scheduling.limits import Policy, RequestClass
 from nanoserve.domain.scheduling.prompt_shares import AFTERWARDS, DEFERRED_CHUNK
 from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
+from nanoserve.ports.model_spec import CacheGroup, Recurrent
 from nanoserve.ports.request import DEFERRED_CLASS
-from tests.unit.domain.world import World, oracle
+from tests.unit.domain.world import FULL, World, oracle
 
+STATE = CacheGroup(layers=(2,), kind=Recurrent())
 CLASSES = (RequestClass(), RequestClass(name=DEFERRED_CLASS))
 
 
@@ -81,6 +83,21 @@ def test_a_prompt_of_others_is_computed_before_one_that_has_begun() -> None:
     assert chunks == [[(chat.row, 8)], [(chat.row, 4), (line.row, 4)]]
     world.run()
     assert world.answer("line").token_ids == oracle(range(40), 2)
+
+
+@pytest.mark.parametrize("groups", [(FULL,), (STATE,), (FULL, STATE)])
+def test_a_prompt_of_others_waits_for_no_deferred_one_that_begins_alike(
+    groups: tuple[CacheGroup, ...],
+) -> None:
+    world = World(classes=CLASSES, groups=groups, max_num_batched_tokens=8)
+    world.add("line", range(40), max_tokens=2, request_class=DEFERRED_CLASS)
+    world.turn()
+    world.add("chat", range(38), max_tokens=2)
+    world.turn()
+    assert running(world) == ["line", "chat"]
+    world.run()
+    assert world.answer("line").token_ids == oracle(range(40), 2)
+    assert world.answer("chat").token_ids == oracle(range(38), 2)
 
 
 def test_nothing_deferred_is_admitted_while_another_waits_for_blocks() -> None:

@@ -9,7 +9,7 @@ has no snapshot. A state at length 0 is empty: nothing is copied for it, and not
 Snapshots are taken only if a slot is free; otherwise more is computed again later.
 
 Prompts of one beginning that arrive at once need a snapshot at its end. So the first of them keeps one there (`keep_for`), and
-the next one waits at the head of the queue until it is there (`is_expected`).
+the next one waits at the head of the queue until it is there (`is_expected`), though nobody waits for a deferred sequence but others like it.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ class States:
         steps: Iterable[Iterable[PlannedCopy]],
     ) -> bool:
         """True if those `prefilling`, or copies of `steps` in flight, will make a state to continue from that is further than `reused` tokens."""
-        return any(self.keep_for(giver, sequence, reused) for giver in prefilling) or any(
+        givers = [each for each in prefilling if sequence.is_deferred or not each.is_deferred]
+        return any(self.keep_for(giver, sequence, reused) for giver in givers) or any(
             reused < (each.length or 0) <= self._common(each.sequence, sequence)
             for copies in steps
             for each in copies
