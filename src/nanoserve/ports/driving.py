@@ -88,19 +88,13 @@ class EngineHandle(Protocol):
         """Reset counters and the prefix cache, as after a warm-up; no request may be alive."""
 
     def record(self, tokenizer: Tokenizer | None = None, *, began: float | None = None) -> StepLog:
-        """Keep a step log from now on; only one is kept. With `tokenizer` it includes texts.
-
-        Its times count from the clock's reading `began`, or from now.
-        """
+        """Keep a step log from now on; only one is kept. With `tokenizer` it includes texts. Its times count from the clock's reading `began`, or from now."""
 
     def stop_recording(self) -> None:
         """Stop the step log."""
 
     def state(self, *, count_leaks: bool = False) -> EngineState:
-        """The engine's state; reads every living sequence.
-
-        Leaked blocks are those of the last count, because a count reads every block in use.
-        """
+        """The engine's state; reads every living sequence. Leaked blocks are those of the last count, because a count reads every block in use."""
 
     def counts(self) -> EngineCounts:
         """A few numbers that are cheap to read."""
@@ -181,10 +175,7 @@ class EngineClient(Protocol):
         """The monotonic clock at its last sign of life."""
 
     async def start(self) -> None:
-        """Start the engine and wait until it is ready.
-
-        Raises `ModelLoadError`, `OutOfMemoryError`, `BadValueError`: the cause of a failed start.
-        """
+        """Start the engine and wait until it is ready. Raises `ModelLoadError`, `OutOfMemoryError`, `BadValueError`: the cause of a failed start."""
 
     async def stop(self) -> None:
         """End the engine now; running requests end with `DrainingError`."""
@@ -212,16 +203,10 @@ class EngineClient(Protocol):
         """The state under steering of the engine, or of the last one; a new engine starts with it."""
 
     async def steer(self, order: Order) -> Steering:
-        """Have the engine carry out a command.
-
-        Raises `BadValueError`, `ConflictError`, `EngineLoadingError` or `EngineDiedError`.
-        """
+        """Have the engine carry out a command. Raises `BadValueError`, `ConflictError`, `EngineLoadingError` or `EngineDiedError`."""
 
     def watch(self, asked: Watch, listener: WatchListener) -> None:
-        """Have this engine and every later one keep a step log; a second call reports a snapshot.
-
-        There is one listener, which replaces an earlier one.
-        """
+        """Have this engine and every later one keep a step log; a second call reports a snapshot. There is one listener, which replaces an earlier one."""
 
     def unwatch(self) -> None:
         """Stop the step log; the listener is not called again."""

@@ -93,8 +93,7 @@ def launch(command: Sequence[str]) -> Launched:
 def become_host(connection: int | None = None) -> None:
     """End only when the parent says so, or has ended: at once if it has closed its end of this `connection`, a file descriptor.
 
-    A terminal's Ctrl-C and a service manager's SIGTERM may reach every process of the server; the parent drains first and
-    closes the connection then.
+    A terminal's Ctrl-C and a service manager's SIGTERM may reach every process of the server; the parent drains first and closes the connection then.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

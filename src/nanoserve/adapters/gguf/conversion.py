@@ -109,8 +109,7 @@ def _make_config(file: pathlib.Path, header: Header, kind: str) -> dict[str, Any
 def _make_index(header: Header, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Where the tensors are, by their names in a Hugging Face checkpoint.
 
-    `heads` stands where rows are to be put back in order: in the file, number 2i + j of a head is number
-    i + j * half of it.
+    `heads` stands where rows are to be put back in order: in the file, number 2i + j of a head is number i + j * half of it.
     """
     counts = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     index: dict[str, dict[str, Any]] = {}

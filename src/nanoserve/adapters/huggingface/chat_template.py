@@ -62,10 +62,9 @@ class HFChatTemplate:
     ) -> list[int]:
         """Messages to prompt token ids.
 
-        To continue the final message, it is rendered with a word of our own behind it, and what is rendered from that word on
-        is left out, as transformers does.
-        Raises `BadValueError` for content other than text, for options that are not the template's to have, for
-        whatever the template refuses, and where the folder has no template.
+        To continue the final message, it is rendered with a word of our own behind it, and what is rendered from that word on is left out, as transformers
+        does. Raises `BadValueError` for content other than text, for options that are not the template's to have, for whatever the template refuses, and where
+        the folder has no template.
         """
         given = {
             **plain_options(options, self._tokenizer.named_tokens),
@@ -164,9 +163,8 @@ def _encode_inside(encode: Any, piece: str) -> list[int]:
 def plain_messages(messages: Any) -> list[dict[str, Any]]:
     """Messages as dicts whose content is text.
 
-    Text parts are joined with line breaks, as vLLM does for templates that take text; no content is "" and other
-    keys that are None are left out. As in transformers, a message's reasoning goes by every name that templates read.
-    Raises `BadValueError`, naming the message, for anything that is not text.
+    Text parts are joined with line breaks, as vLLM does for templates that take text; no content is "" and other keys that are None are left out. As in
+    transformers, a message's reasoning goes by every name that templates read. Raises `BadValueError`, naming the message, for anything that is not text.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise BadValueError("messages", "must be a list with at least one message")

@@ -17,9 +17,8 @@ KEY: Final = "eos_token_id"
 def read_sampling_defaults(folder: str) -> SamplingDefaults:
     """The defaults of a model folder, empty if it has none. Raises `ModelLoadError` for a malformed file.
 
-    The values are as written; `SamplingParams` checks them like a client's. `do_sample` is not among them and changes
-    nothing: as in vLLM, a file with `do_sample: false` and no temperature leaves the temperature at 1.0; greedy output
-    is asked for with temperature 0.
+    The values are as written; `SamplingParams` checks them like a client's. `do_sample` is not among them and changes nothing: as in vLLM, a file with
+    `do_sample: false` and no temperature leaves the temperature at 1.0; greedy output is asked for with temperature 0.
     """
     raw = _read(folder)
     values = {key: raw[key] for key in set_by(Door.MODEL) if raw.get(key) is not None}

@@ -19,9 +19,8 @@ def read_rope(
 ) -> layer_spec.RopeSpec:
     """The rotary embedding of a config; `rope_scaling` and `rope_theta` are the older keys of `rope_parameters`.
 
-    `layer_type` chooses where `rope_parameters` differ by layer type; `partial`: a family that may turn a part of the
-    head. Raises `ModelLoadError` for kinds of scaling
-    that nanoserve does not compute.
+    `layer_type` chooses where `rope_parameters` differ by layer type; `partial`: a family that may turn a part of the head. Raises `ModelLoadError` for kinds
+    of scaling that nanoserve does not compute.
     """
     written = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(written, dict):

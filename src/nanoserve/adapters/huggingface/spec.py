@@ -1,7 +1,4 @@
-"""Reads config.json into a `ModelSpec`, as transformers' config classes read it.
-
-Code that a model folder brings along is never run.
-"""
+"""Reads config.json into a `ModelSpec`, as transformers' config classes read it. Code that a model folder brings along is never run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Limits of a constraint's cost, checked before anything is computed: sizes of texts, and known expensive parts of JSON schemas.
 
-llguidance counts its own work and gives up in time, with these exceptions: it follows references between definitions by
-recursion, which a long chain of them could drive off the end of a stack; it builds all values of an `enum` and all
-remainders of `multipleOf` before the first token; and what `work` counts.
+llguidance counts its own work and gives up in time, with these exceptions: it follows references between definitions by recursion, which a long chain of them
+could drive off the end of a stack; it builds all values of an `enum` and all remainders of `multipleOf` before the first token; and what `work` counts.
 """
 
 from __future__ import annotations

@@ -78,9 +78,8 @@ def grammar_text(constraint: Constraint, is_special: IsSpecial) -> str:
 def check(constraint: Constraint, *, is_composed: bool = False) -> None:
     """Raises `BadValueError` for a constraint that cannot be kept, whatever the vocabulary; takes milliseconds.
 
-    What only a vocabulary can show, such as the name of a special token, is found when it is made ready. One that `is_composed` around
-    another that was checked is weighed and not compiled. The newest verdicts are kept, so that a constraint that is sent again
-    costs no more than its digest.
+    What only a vocabulary can show, such as the name of a special token, is found when it is made ready. One that `is_composed` around another that was checked
+    is weighed and not compiled. The newest verdicts are kept, so that a constraint that is sent again costs no more than its digest.
     """
     limits.check_size(constraint)
     key = _digest(constraint, is_composed)

@@ -1,8 +1,7 @@
 """A grammar tried out at the door, over the 256 bytes instead of a model's tokens: some texts are begun, as chance has it.
 
-That shows what only goes wrong later: a schema that refers to itself without end, rows that are too wide, and expressions whose
-lexer has a new state for each text that it reads, of which it may not keep so many. It takes as long as to make the grammar; plain
-schemas, in which nothing of that can be, are spared it.
+That shows what only goes wrong later: a schema that refers to itself without end, rows that are too wide, and expressions whose lexer has a new state for each
+text that it reads, of which it may not keep so many. It takes as long as to make the grammar; plain schemas, in which nothing of that can be, are spared it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """JSON schemas in the words that llguidance has, by one walk: the same values are valid before and after it.
 
-Keywords that the library lacks are said by others, left out, or refused with where they stand. What it takes too widely says more: the library
-knows how many days each month has, but the 29 February of any year, leap seconds at any time of day, and hostnames of any length and with any
-Punycode. Its white space is Unicode's, and that of JSON schemas is ECMAScript's, which has U+FEFF and not U+0085. What is expensive to it is
-said cheaply: two maps that are joined say once what their members are, and in a wide object optional properties of one schema share
-an expression.
+Keywords that the library lacks are said by others, left out, or refused with where they stand. What it takes too widely says more: the library knows how many
+days each month has, but the 29 February of any year, leap seconds at any time of day, and hostnames of any length and with any Punycode. Its white space is
+Unicode's, and that of JSON schemas is ECMAScript's, which has U+FEFF and not U+0085. What is expensive to it is said cheaply: two maps that are joined say once
+what their members are, and in a wide object optional properties of one schema share an expression.
 """
 
 from __future__ import annotations
@@ -81,8 +80,7 @@ MAX_UNLIKE: Final = 500
 def in_known_words(kind: str, schema: Any, whitespace: str) -> dict[str, Any]:
     """The schema as the library reads it, with the `whitespace` of its JSON unless it says that itself; none for an empty pattern.
 
-    Raises `BadValueError` for what it cannot keep, with where that stands. A schema whose `x-guidance` says `lenient` loses such
-    words instead.
+    Raises `BadValueError` for what it cannot keep, with where that stands. A schema whose `x-guidance` says `lenient` loses such words instead.
     """
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}

@@ -1,8 +1,7 @@
 """Log-probabilities of prompts, gathered chunk by chunk.
 
-The hidden state at position p predicts the token at p + 1, which is in the row's list already. So a chunk
-scores the tokens at start + 1 to start + length, the first one of the next chunk among them, and no
-hidden state is kept from one chunk to the next.
+The hidden state at position p predicts the token at p + 1, which is in the row's list already. So a chunk scores the tokens at start + 1 to start + length, the
+first one of the next chunk among them, and no hidden state is kept from one chunk to the next.
 """
 
 from __future__ import annotations

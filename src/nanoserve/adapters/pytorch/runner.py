@@ -357,10 +357,7 @@ class TorchRunner:
             self._logprobs[admitted.row] = (admitted.sampling.logprobs, settings)
 
     def _sample(self, ticket: TorchTicket, logits: Tensor, masks: Mapping[int, memoryview]) -> None:
-        """Sample into the ticket's rows.
-
-        That consumes the logits, so the logits of rows that want log-probabilities are copied first.
-        """
+        """Sample into the ticket's rows. That consumes the logits, so the logits of rows that want log-probabilities are copied first."""
         rows = ticket.rows
         untouched = logits[self._scored(rows)] if self._logprobs else logits
         for row, mask in masks.items():

@@ -1,8 +1,7 @@
 """One step's inputs as tensors: the ragged tokens of all rows and the places of their keys and values.
 
-Rows are persistent: each running sequence's tokens and block tables are kept on the device between steps. A plan brings only
-changes, and a sampled token goes straight from the sampler into its row. The host knows every length without looking, because
-each step adds one token to the rows that sample.
+Rows are persistent: each running sequence's tokens and block tables are kept on the device between steps. A plan brings only changes, and a sampled token goes
+straight from the sampler into its row. The host knows every length without looking, because each step adds one token to the rows that sample.
 """
 
 from __future__ import annotations

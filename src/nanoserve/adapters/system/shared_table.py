@@ -1,8 +1,7 @@
 """A table of numbers in memory that several processes share: a row for each of them, a column for each number.
 
-Every process writes only its own row, so no write is lost, and a process's counts stay when it is killed. A number is eight
-aligned bytes, so a reader sees the old one or the new one. What must not happen at the same time in two processes happens under a
-record lock on the file.
+Every process writes only its own row, so no write is lost, and a process's counts stay when it is killed. A number is eight aligned bytes, so a reader sees the
+old one or the new one. What must not happen at the same time in two processes happens under a record lock on the file.
 """
 
 from __future__ import annotations

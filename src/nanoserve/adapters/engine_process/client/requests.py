@@ -239,10 +239,7 @@ class Requests:
             self._fail(reply, reported_error(refused.error, refused.message), REFUSED)
 
     def lose_engine(self) -> tuple[int, int]:
-        """The engine has died. Requests with nothing delivered wait for the next one, all others end.
-
-        Returns how many wait, and how many have ended.
-        """
+        """The engine has died. Requests with nothing delivered wait for the next one, all others end. Returns how many wait, and how many have ended."""
         self.engine = None
         died, requeued = list(self._living.values()), 0
         for reply in died:

@@ -175,10 +175,7 @@ class Ranks:
                 raise RunnerLostError(f"rank {each.number} drew other tokens than rank 0 in step {step}")
 
     def lose(self, error: Exception | None = None) -> NoReturn:
-        """Raise `RunnerLostError`, with the known reason.
-
-        Where several ranks have ended, the reason is one that could not say anything: the others miss it.
-        """
+        """Raise `RunnerLostError`, with the known reason. Where several ranks have ended, the reason is one that could not say anything: the others miss it."""
         hung_up = {handle for handle, _ in self._poll.poll(int(1000 * LAST_WORDS))}
         ended = [each for each in self._others if each.connection.fileno() in hung_up]
         if not ended:

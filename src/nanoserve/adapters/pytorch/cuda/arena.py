@@ -1,8 +1,7 @@
 """The device's state of all rows in one int32 tensor, so that a step's changes are one upload.
 
-Tokens, lengths, block tables and sampling settings are sections of the arena; floats are stored as their bits. The host
-collects writes, and `flush` sends them with one kernel, which scatters them out of pinned memory. A
-step in which nothing changed uploads nothing.
+Tokens, lengths, block tables and sampling settings are sections of the arena; floats are stored as their bits. The host collects writes, and `flush` sends them
+with one kernel, which scatters them out of pinned memory. A step in which nothing changed uploads nothing.
 """
 
 from __future__ import annotations

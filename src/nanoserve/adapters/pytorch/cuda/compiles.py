@@ -1,9 +1,8 @@
 """Compiles kernels before serving, and counts those that Triton compiles while serving, each of which delays a batch.
 
-Triton compiles a kernel again for each combination of constants, dtypes and divisibility of its arguments. All combinations that
-serving uses should be ready before it begins; what was forgotten costs one to several seconds when it first occurs, or, where an
-earlier process has left it in Triton's cache on disk, some milliseconds to load. Triton reports both to a listener, but not
-kernels that are in memory already, nor when they are interpreted.
+Triton compiles a kernel again for each combination of constants, dtypes and divisibility of its arguments. All combinations that serving uses should be ready
+before it begins; what was forgotten costs one to several seconds when it first occurs, or, where an earlier process has left it in Triton's cache on disk, some
+milliseconds to load. Triton reports both to a listener, but not kernels that are in memory already, nor when they are interpreted.
 """
 
 from __future__ import annotations

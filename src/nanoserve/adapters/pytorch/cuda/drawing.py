@@ -1,8 +1,7 @@
 """Draws a step's tokens into their rows, and sends them to the host: the end of every step that samples.
 
-The kernel that draws appends each token to its row and writes it to a slot of a ring in host memory. Device and host each count
-the draws, so both know the slot without asking; `find_ring` makes them agree again after a failure. `special_draws.py` draws for
-rows that ask for more than a token.
+The kernel that draws appends each token to its row and writes it to a slot of a ring in host memory. Device and host each count the draws, so both know the
+slot without asking; `find_ring` makes them agree again after a failure. `special_draws.py` draws for rows that ask for more than a token.
 """
 
 from __future__ import annotations

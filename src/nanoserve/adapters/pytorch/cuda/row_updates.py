@@ -21,10 +21,7 @@ from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, BlockCopy, StepPlan, T
 
 @attrs.frozen(eq=False)
 class RowUpdates:
-    """Writes to the arena, the batches, the sampler and the readers of prompts.
-
-    Applying a plan twice has the effect of applying it once.
-    """
+    """Writes to the arena, the batches, the sampler and the readers of prompts. Applying a plan twice has the effect of applying it once."""
 
     _arena: Arena
     _batches: Batches

@@ -153,10 +153,7 @@ def make_workspace(
     device: torch.device,
     adds_whole: bool = False,
 ) -> Workspace:
-    """Allocate for the largest step.
-
-    With `adds_whole`, products that are added to the stream sum their slices up by themselves.
-    """
+    """Allocate for the largest step. With `adds_whole`, products that are added to the stream sum their slices up by themselves."""
     *products, head = model.products()
     mixtures = model.mixtures()
     follows = [each.linear for each in products if each.follows]

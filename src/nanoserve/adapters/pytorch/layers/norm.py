@@ -29,10 +29,7 @@ class Norms:
 
 
 class RMSNorm(Stored):
-    """Norms the last dimension of `size` elements.
-
-    The dtype of its weight says when kernels round: with a float32 weight only after the product with it.
-    """
+    """Norms the last dimension of `size` elements. The dtype of its weight says when kernels round: with a float32 weight only after the product with it."""
 
     def __init__(self, size: int, spec: NormSpec) -> None:
         super().__init__()

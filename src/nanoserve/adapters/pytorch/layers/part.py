@@ -1,8 +1,7 @@
 """The parts of a decoder layer, each of which reads the residual stream and adds to it.
 
-A part says *what* is computed, once, for every device. Two interfaces say *how*: `LinearOps` computes products
-with weights, fused with the norm before or the addition after where a device can; the step computes what mixes tokens, such
-as attention over a cache.
+A part says *what* is computed, once, for every device. Two interfaces say *how*: `LinearOps` computes products with weights, fused with the norm before or the
+addition after where a device can; the step computes what mixes tokens, such as attention over a cache.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ class Step(Protocol):
     """The mixing of one step's T tokens."""
 
     def mix(self, part: Any, /, *projected: Tensor) -> Tensor:
-        """The mix of a mixer's projections of all tokens: [T, in_features of its output]; `part` is the mixer.
-
-        Also writes the layer's cache of the tokens.
-        """
+        """The mix of a mixer's projections of all tokens: [T, in_features of its output]; `part` is the mixer. Also writes the layer's cache of the tokens."""
 
 
 class Part(Stored):

@@ -211,9 +211,8 @@ def split_spec(
 ) -> ModelSpec:
     """The model as one of `size` ranks computes it: heads and feeds are divided, the vocabulary remains whole.
 
-    With `expert_parallel` each rank has some of the experts whole, and without it a part of each. With `deals_latents` it keeps every `size`th
-    token's latent, and without it all.
-    Raises `BadValueError` for a model that cannot be split into this many parts.
+    With `expert_parallel` each rank has some of the experts whole, and without it a part of each. With `deals_latents` it keeps every `size`th token's latent,
+    and without it all. Raises `BadValueError` for a model that cannot be split into this many parts.
     """
     if expert_parallel and size == 1:
         raise BadValueError(EXPERTS, "divides experts over ranks; ask for tensor_parallel_size 2 or more")

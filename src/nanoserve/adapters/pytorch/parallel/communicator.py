@@ -13,8 +13,7 @@ MOST_SECONDS: Final = 30.0
 def patience(rank: int, seconds: float) -> float:
     """The seconds that a rank waits for others where the first one waits so many.
 
-    The first rank says why all end, so it is the first to miss a rank that is stuck; and one that misses it may continue with
-    nonsense, which it must not read.
+    The first rank says why all end, so it is the first to miss a rank that is stuck; and one that misses it may continue with nonsense, which it must not read.
     """
     return seconds if rank == 0 else 2 * seconds
 

@@ -22,8 +22,7 @@ _ROWS_AT_ONCE: Final = 32
 class Scores:
     """n scored tokens, still on the device.
 
-    `token_ids`, `logprobs` and `ranks` are [n]; `top_ids` and `top_logprobs` [n, most], likeliest first, of which
-    entry i reports the first `top[i]`.
+    `token_ids`, `logprobs` and `ranks` are [n]; `top_ids` and `top_logprobs` [n, most], likeliest first, of which entry i reports the first `top[i]`.
     """
 
     token_ids: Tensor

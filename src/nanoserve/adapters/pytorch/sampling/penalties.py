@@ -1,7 +1,6 @@
 """Penalties on tokens that have occurred: repetition (CTRL, Keskar et al. 2019), frequency and presence (OpenAI).
 
-Repetition looks at prompt and output, as transformers' RepetitionPenaltyLogitsProcessor does; frequency and presence
-look at the output alone.
+Repetition looks at prompt and output, as transformers' RepetitionPenaltyLogitsProcessor does; frequency and presence look at the output alone.
 """
 
 from __future__ import annotations

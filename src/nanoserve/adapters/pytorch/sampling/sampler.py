@@ -85,10 +85,7 @@ class Draws(SamplerPart[DeviceSettings, DrawingRows]):
 
 
 class Sampler:
-    """Per-row sampling state of `max_rows` rows, on the device.
-
-    A batch of plain greedy rows costs one argmax. Nothing here reads a token back to the host.
-    """
+    """Per-row sampling state of `max_rows` rows, on the device. A batch of plain greedy rows costs one argmax. Nothing here reads a token back to the host."""
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
         self._draws = Draws(vocab_size=vocab_size, max_rows=max_rows, device=device)

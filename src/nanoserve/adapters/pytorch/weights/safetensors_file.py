@@ -88,8 +88,7 @@ def is_finite(numbers: Tensor) -> bool:
 def fill(tensors: Sequence[Tensor], file: Path, offset: int) -> None:
     """Fill contiguous host tensors, one behind another, with the bytes of a file from `offset` on, in few calls; other threads run meanwhile.
 
-    A mapping would stop at every page, and end the process where a file has been cut short; here that raises
-    `ModelLoadError`.
+    A mapping would stop at every page, and end the process where a file has been cut short; here that raises `ModelLoadError`.
     """
     memories = ((ctypes.c_char * each.nbytes).from_address(each.data_ptr()) for each in tensors)
     left = [memoryview(each).cast("B") for each in memories if len(each)]

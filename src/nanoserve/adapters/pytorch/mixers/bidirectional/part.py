@@ -16,8 +16,7 @@ from nanoserve.ports.model_spec import ModelSpec
 class BidirectionalAttention(Part):
     """Multi-head attention (Vaswani et al. 2017); q, k and v are one matrix, its rows in that order.
 
-    A step mixes [T, 3 num_heads head_dim] projections to attended values [T, num_heads head_dim]: it rotates q and k, unless the
-    rotation turns nothing.
+    A step mixes [T, 3 num_heads head_dim] projections to attended values [T, num_heads head_dim]: it rotates q and k, unless the rotation turns nothing.
     """
 
     def __init__(
