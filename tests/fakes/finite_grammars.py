@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
@@ -190,6 +191,51 @@ class TardyGrammars(HeldGrammars):
     def rest(self) -> None:
         """The next turn begins."""
         self.held = next(self._turns)
+
+
+class SeatedGrammars(TardyGrammars):
+    """Has masks in memory of its own, as workers do that write each next one over the last as soon as its matcher goes on; other workers take over now and then.
+
+    Attributes:
+        taken: how many masks were left there.
+    """
+
+    def __init__(self, vocab_size: int, languages: Sequence[str]) -> None:
+        super().__init__(vocab_size, languages)
+        self._size, self._seats = -(-vocab_size // 32) * 4, dict[int, int]()
+        self._fills = self.taken = 0
+
+    def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
+        """They begin to write."""
+        for matcher, _ in tokens:
+            self._write(self._seats[id(matcher)], bytes(self._size))
+        return super().consume(tokens)
+
+    def fill(
+        self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = (), /
+    ) -> Callable[[], Filled]:
+        """As in `TardyGrammars`; a block has nothing of what is left where it is."""
+        if self._fills % 8 == 0:
+            self._memory = memoryview(mmap.mmap(-1, 1 << 16))
+        self._fills += 1
+        wait = super().fill(matchers, block, drafts)
+
+        def moved() -> Filled:
+            filled = wait()
+            for number, matcher in enumerate([] if drafts else matchers):
+                seat = self._seats.setdefault(id(matcher), 3 * len(self._seats))
+                if number not in filled.late | filled.empty:
+                    self._write(seat, bytes(block.mask(number)))
+                    if block.take(self._memory, {number: seat}):
+                        begin = number * block.width
+                        block.memory[begin : begin + block.width] = bytes(block.width)
+                        self.taken += 1
+            return filled
+
+        return moved
+
+    def _write(self, seat: int, mask: bytes) -> None:
+        self._memory[seat * self._size : (seat + 1) * self._size] = mask
 
 
 def language_of(text: str) -> Language:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from nanoserve.adapters.pytorch.cuda.masks import PinnedMasks
 from nanoserve.kernels.experts.tuning import gate_up_row_tile
 from nanoserve.kernels.linear.tuning import row_tile
+from tests.triton_interpreter import REACHED
 
 ON_GPU = torch.cuda.is_available()
 UNWRITTEN = "(overflow|invalid value|All-NaN slice) encountered"
@@ -45,6 +47,26 @@ def _few_programs(request: pytest.FixtureRequest) -> Iterator[None]:
         if not ON_GPU and request.path.parent.name != "kernels":
             patch.setattr("nanoserve.kernels.linear.launch.row_tile", _more_rows(row_tile))
             patch.setattr("nanoserve.kernels.experts.launch.gate_up_row_tile", _more_rows(gate_up_row_tile))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _masks_in_reach() -> Iterator[None]:
+    """Kernels read them by addresses."""
+    make, lock = PinnedMasks.__init__, PinnedMasks._lock
+
+    def made(masks: PinnedMasks, **how: Any) -> None:
+        make(masks, **how)
+        REACHED.append(masks._host)
+
+    def locked(masks: PinnedMasks, memory: memoryview) -> int:
+        count = lock(masks, memory)
+        REACHED.append(masks._theirs)
+        return count
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PinnedMasks, "__init__", made)
+        patch.setattr(PinnedMasks, "_lock", locked)
         yield
 
 

@@ -20,10 +20,7 @@ MOST_DRAFTED: Final = 64
 AT_FAULT: Final = "constraint: "
 """The beginning of the error of an answer whose constraint ends it."""
 BOUNDED_WHITESPACE: Final = r" |\r?\n {0,40}|\r?\n\t{0,10}"
-"""One blank, or a new line with its indentation: JSON as it is usually written.
-
-With longer blanks, a model may write blanks without end.
-"""
+"""One blank, or a new line with its indentation: JSON as it is usually written. With longer blanks, a model may write blanks without end."""
 ANY_WHITESPACE: Final = r"[ \t\r\n]+"
 
 
@@ -131,15 +128,27 @@ class MaskBlock:
         memory: writable bytes.
         width: bytes of a mask.
         step_rows: of the step, those without a mask among them.
+        taken: for numbers of the block, which masks of the grammars' own memory, `shared`, stand for them.
     """
 
     memory: bytearray | memoryview
     width: int
     step_rows: int = 0
+    shared: memoryview | bytes = b""
+    taken: dict[int, int] = attrs.field(factory=dict)
 
-    def mask(self, number: int) -> memoryview:
-        """One of its masks, to read or to write."""
-        return memoryview(self.memory)[number * self.width : (number + 1) * self.width]
+    def take(self, memory: memoryview, places: dict[int, int]) -> set[int]:
+        """Have masks of the grammars' memory stand for numbers, until their matchers go on; returns for which. Others must be written into the block."""
+        self.shared = memory
+        self.taken |= places
+        return {*places}
+
+    def mask(self, number: int, count: int = 1) -> memoryview:
+        """One of its masks, or several, to read or to write."""
+        memory: memoryview | bytearray | bytes = self.memory
+        if (place := self.taken.get(number)) is not None:
+            memory, number = self.shared, place
+        return memoryview(memory)[number * self.width : (number + count) * self.width]
 
 
 def new_block(vocab_size: int, count: int) -> MaskBlock:
@@ -160,8 +169,7 @@ class Masks(Mapping[int, memoryview]):
     counts: Mapping[int, int] = attrs.field(factory=dict)
 
     def __getitem__(self, row: int) -> memoryview:
-        first, width = self.numbers[row], self.block.width
-        return memoryview(self.block.memory)[first * width : (first + self.counts.get(row, 1)) * width]
+        return self.block.mask(self.numbers[row], self.counts.get(row, 1))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.numbers)

@@ -17,7 +17,7 @@ from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.grammar import MOST_DRAFTED, Constraint
 from nanoserve.ports.sampling import SamplingParams
-from tests.fakes.finite_grammars import KIND, FiniteGrammars, TardyGrammars
+from tests.fakes.finite_grammars import KIND, FiniteGrammars, SeatedGrammars, TardyGrammars
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
 from tests.served import Answer, Served
 from tests.tiny_spec import TINY
@@ -83,6 +83,19 @@ def test_the_same_answers_where_masks_are_late(special: bool) -> None:
     """A row that is not drawn has neither its token nor what penalties would count of it."""
     found = answers(FREE | BOUND, special=special, grammars=TardyGrammars(TINY.vocab_size, LANGUAGES))
     assert found == answers(FREE | BOUND, special=special)
+
+
+@pytest.mark.parametrize(("special", "locks"), [(False, True), (True, True), (False, False)])
+def test_the_same_answers_where_masks_stay_in_memory_of_grammars(
+    special: bool, locks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is written over as soon as a token is known, and is another one now and then; where it cannot be locked, masks are copied."""
+    lock = PinnedMasks._lock
+    monkeypatch.setattr(PinnedMasks, "_lock", lambda *given: lock(*given) * locks)
+    seated = SeatedGrammars(TINY.vocab_size, LANGUAGES)
+    found = answers(FREE | BOUND, special=special, grammars=seated)
+    assert found == answers(FREE | BOUND, special=special)
+    assert bool(seated.taken) is locks
 
 
 def test_a_step_with_late_masks_is_drawn_as_any_other_with_masks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.kernels.sampling_rows import device_rows
 from tests.interpreter.matrix import cases
+from tests.triton_interpreter import REACHED
 from tests.unit.kernels.chi_square import chi_square
 
 # Numbers that overflow to infinity on purpose, on which numpy remarks when Triton's interpreter computes with it.
@@ -277,5 +278,8 @@ def test_masks_exclude_what_they_do_not_allow(
             expected[place][~row] = float("-inf")
     found = logits.to(device)
     numbers = torch.tensor(places, dtype=torch.int32, device=device)
-    launch.mask_logits(found, numbers, masks.to(device))
+    stored = [each.to(device) for each in masks]
+    REACHED.extend(stored)
+    addresses = torch.tensor([each.data_ptr() for each in stored], device=device)
+    launch.mask_logits(found, numbers, addresses)
     assert torch.equal(found.cpu().nan_to_num(7.5), expected.nan_to_num(7.5))

@@ -140,7 +140,7 @@ def _is_sound(made: Future[Compiled]) -> bool:
     return not made.result().is_full and not made.result().worker.crew.is_lost
 
 
-_NOWHERE: Final = memoryview(bytes(8 * Word.ALL)).cast("q"), memoryview(b"")
+_NOWHERE: Final = memoryview(bytes(8 * Word.ALL)).cast("q"), memoryview(b""), memoryview(b"")
 """The words and masks of who has no seat."""
 
 
@@ -149,17 +149,20 @@ class Answer:
 
     Attributes:
         compiled: the grammar that a worker follows it by; None before, and once that worker is lost.
+        stamp: of its next mask, and `place`, where that is in the `memory` of all workers; `ahead`, how many are asked for behind it.
         crews: how many have been lost by the worker that had it.
         error: why no more of it can be said.
     """
 
     compiled: Compiled | None = None
-    words, masks = _NOWHERE
-    seat, crews, asked, error = 0, 0, 0, ""
+    words, mask, masks = _NOWHERE
+    memory = memoryview(b"")
+    seat, place, ahead, crews, asked, error = 0, 0, 0, 0, 0, ""
 
     def __init__(self, grammar: CompiledGrammar, said: Sequence[int] = ()) -> None:
         self.grammar, self.said, self.index = grammar, [*said], grammar.place()
         self.number, self.ends = new_number(), grammar.ends
+        self.stamp = stamp(self.number, len(said))
         grammar.loads[self.index] += 1
         grammar.made_by(self.index)  # begins it
 
@@ -178,7 +181,7 @@ class Answer:
     @property
     def is_ready(self) -> bool:
         """True if its newest mask is there."""
-        return self.words[Word.MASK] == stamp(self.number, len(self.said))
+        return abs(self.words[Word.MASK]) == self.stamp
 
     def tell(self, command: int, tokens: Sequence[int]) -> None:
         """Have its worker told a command with tokens."""
@@ -189,7 +192,8 @@ class Answer:
         """True if a worker follows it; one begins to, if it has the grammar and a seat."""
         if self.compiled is not None and (crew := self.compiled.worker.crew).is_lost:
             self.crews += crew.culprit == self.index
-            self.compiled, (self.words, self.masks) = None, _NOWHERE
+            self.compiled, (self.words, self.mask, self.masks) = None, _NOWHERE
+            self.memory = self.masks
             if self.crews >= TRIES:
                 self.error = f"its grammar has ended a process {TRIES} times"
         if self.compiled is not None or self.error:
@@ -199,8 +203,9 @@ class Answer:
             self.error = made
         if not isinstance(made, Compiled) or (seat := made.worker.take_seat()) is None:
             return False
-        self.compiled, self.seat = made, seat
-        self.words, self.masks = made.worker.seats.of(seat)
+        self.compiled, self.seat, seats = made, seat, made.worker.seats
+        self.memory, self.place = seats.memory, seats.place(seat)
+        self.words, self.mask, self.masks = seats.of(seat)
         made.answers += 1
         made.worker.queue.extend((Say.OPEN, self.number, seat, made.number))
         for first in range(0, len(self.said), LONGEST):

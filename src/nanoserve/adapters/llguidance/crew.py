@@ -175,10 +175,10 @@ def start_workers(
     """Start so many, which end together, or with the last who has one of them. Raises `OSError`."""
     pairs = [(socket.socketpair(type=socket.SOCK_SEQPACKET), Pipe(), Pipe()) for _ in range(count)]
     ours, theirs = ([(a[side], b[side], c[side]) for a, b, c in pairs] for side in (0, 1))
-    memory, size = os.memfd_create("masks"), settings.bytes
+    memory, size = os.memfd_create("masks"), count * settings.bytes
     try:
-        os.ftruncate(memory, count * size)
-        mapped = memoryview(mmap.mmap(memory, count * size))
+        os.ftruncate(memory, size)
+        mapped = memoryview(mmap.mmap(memory, size))
         crew = Crew(launched(settings, memory, theirs), [each for each, _, _ in ours])
     except OSError:
         for commands, _, _ in ours:
@@ -190,5 +190,4 @@ def start_workers(
             compiles.close()
             spare.close()
         os.close(memory)
-    parts = [Seats(mapped[index * size : (index + 1) * size], settings) for index in range(count)]
-    return [Worker(crew, index, *both) for index, both in enumerate(zip(ours, parts, strict=True))]
+    return [Worker(crew, index, each, Seats(mapped, settings, index)) for index, each in enumerate(ours)]

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Final, cast
 
@@ -53,8 +53,9 @@ MOST_WAIT: Final = 0.05
 """Seconds that a step waits at the most, where it has nothing else to draw."""
 CREWS: Final = 8
 """Crews that a constraint waits for, where others have ended them."""
-_Missing = list[tuple[int, int, Answer, int]]
-"""Masks that have not come: their stamps, their numbers, whose they are, and how many are behind each."""
+_Missing = dict[int, Answer]
+"""Whose masks have not come, by their numbers."""
+_MASK: Final[int] = Word.MASK
 _SPENT: Final = threading.local()
 """The `seconds` that workers have computed for what a thread has asked."""
 
@@ -126,6 +127,7 @@ class LLGrammars:
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
         for answer, token in cast("Sequence[tuple[Answer, int]]", tokens):
             answer.said.append(token)
+            answer.stamp += 1
             if answer.compiled is not None:
                 answer.compiled.worker.queue.extend((Say.TOKENS, answer.number, 1, token))
         self._send()
@@ -165,13 +167,13 @@ class LLGrammars:
         self._started = started
         self._look_after()
         missing, late, errors, number = _Missing(), set[int](), dict[int, str](), 0
-        answers = cast("Sequence[Answer]", matchers)
+        answers, memory = cast("Sequence[Answer]", matchers), None
         for answer, behind in zip(answers, drafts or itertools.repeat(()), strict=False):
-            if answer.is_open():
+            if answer.is_open() and (memory := memory or answer.memory) is answer.memory:
+                missing[number], answer.ahead = answer, len(behind)
                 if behind:
                     answer.asked += 1
                     answer.tell(Say.DRAFTS, [answer.asked, *behind])
-                missing.append((stamp(answer.number, len(answer.said)), number, answer, len(behind)))
             elif answer.error:
                 errors[number] = answer.error
             else:
@@ -180,31 +182,27 @@ class LLGrammars:
         self._send()
         self._steps += 1
         self._seconds += time.perf_counter() - started
-        return lambda: self._wait(missing, late, errors, block, started)
+        return lambda: self._wait(missing, late, errors, block)
 
-    def _wait(
-        self, missing: _Missing, late: set[int], errors: dict[int, str], block: MaskBlock, started: float
-    ) -> Filled:
-        began, came = time.perf_counter(), math.inf
+    def _wait(self, missing: _Missing, late: set[int], errors: dict[int, str], block: MaskBlock) -> Filled:
+        began, came, count = time.perf_counter(), math.inf, len(missing)
         while True:
-            here = [each for each in missing if each[2].words[Word.MASK] == each[0]]
-            with self._fence:  # what is written before a stamp is seen behind it
-                gone = {each[1] for each in here if self._take(*each[1:], block, errors)}
+            self._take(missing, block, errors)
             now = time.perf_counter()
-            if gone:
-                missing, came = [each for each in missing if each[1] not in gone], now
-            most = started + self._most(len(missing), block), came + self._grace(missing, block)
+            if len(missing) < count:
+                came, count = now, len(missing)
+            most = self._started + self._most(count, block), came + self._grace(missing, block)
             if not missing or now >= min(most):
                 break
-            if (made := missing[0][2].compiled) is None or made.worker.crew.look():
+            if (made := next(iter(missing.values())).compiled) is None or made.worker.crew.look():
                 break  # other workers are told all again
             time.sleep(0)
         for number in errors:
             block.mask(number)[:] = bytes(block.width)
         self._seconds += now - began
-        return Filled(late.union(each[1] for each in missing), errors.keys(), errors)
+        return Filled(late.union(missing), errors.keys(), errors)
 
-    def _grace(self, missing: Sequence[object], block: MaskBlock) -> float:
+    def _grace(self, missing: Sized, block: MaskBlock) -> float:
         """Seconds that few missing masks have after the one that has come last: they are dear, and most of them would need much more."""
         is_few = self.patience is None and len(missing) * FEW <= block.step_rows
         return self._interval * GRACE if is_few else math.inf
@@ -216,20 +214,28 @@ class LLGrammars:
         drawn = max(block.step_rows - missing, missing * self._interval / MOST_WAIT)
         return self._interval * (OVERLAP + missing / drawn)
 
-    def _take(
-        self, number: int, answer: Answer, ahead: int, block: MaskBlock, errors: dict[int, str]
-    ) -> bool:
+    def _take(self, missing: _Missing, block: MaskBlock, errors: dict[int, str]) -> None:
+        """Have masks that are there used where they lie, or copy them to where they belong; what is not there is still missing."""
+        there = [each for each in missing.items() if abs(each[1].words[_MASK]) == each[1].stamp]
+        places = {number: each.place for number, each in there if each.words[_MASK] > 0 and not each.ahead}
+        with self._fence:  # what is written before a stamp is seen behind it
+            taken = block.take(there[0][1].memory, places) if places else ()
+            for number, answer in there:
+                if number in taken or self._copy(number, answer, block, errors):
+                    del missing[number]
+
+    def _copy(self, number: int, answer: Answer, block: MaskBlock, errors: dict[int, str]) -> bool:
         """Copy an answer's masks to where they belong; false if those behind its drafts are not there."""
-        words, width = answer.words, block.width
-        if (state := words[Word.STATE]) & State.LOST:
+        words, width, ahead = answer.words, block.width, answer.ahead
+        if words[_MASK] < 0:
             errors[number] = bytes(answer.masks[: words[Word.ERROR]]).decode(errors="replace")
             assert answer.compiled is not None
-            answer.compiled.is_full = answer.compiled.is_full or bool(state & State.FULL)
+            answer.compiled.is_full |= bool(words[Word.STATE] & State.FULL)
             return True
         if ahead and words[Word.AHEAD] != stamp(answer.number, answer.asked):
             return False
-        size = (1 + ahead) * width
-        block.memory[number * width : number * width + size] = answer.masks[:size]
+        masks = answer.masks[: (1 + ahead) * width] if ahead else answer.mask
+        block.memory[number * width : number * width + len(masks)] = masks
         return True
 
     def is_ready(self, matcher: Matcher, /) -> bool:

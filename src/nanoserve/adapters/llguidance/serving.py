@@ -41,15 +41,15 @@ class Say:
 
 
 class Word:
-    """Words of a seat: which newest mask is written (`stamp`) and its state, which masks behind drafts, which question is answered, with how many tokens, and an error's length."""
+    """Words of a seat: which newest mask is written (`stamp`, below 0 if there is none) and its state, which masks behind drafts, which question is answered, with how many tokens, and an error's length."""
 
     MASK, STATE, AHEAD, ANSWER, COUNT, ERROR, ALL = range(7)
 
 
 class State:
-    """Bits of a mask's state: the answer may end; nothing may come next; because the lexer has all its states."""
+    """Bits of a mask's state: the answer may end; nothing may come next because the lexer has all its states."""
 
-    MAY_END, LOST, FULL = 1, 2, 4
+    MAY_END, FULL = 1, 2
 
 
 LONGEST: Final = 8_000
@@ -99,35 +99,45 @@ class Settings:
 
     @property
     def bytes(self) -> int:
-        """Bytes of a worker's memory, in whole pages."""
-        size = self.seats * (Word.ALL * 8 + (1 + MOST_DRAFTED) * self.mask_bytes)
-        return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        """Bytes of a worker's memory."""
+        return self.seats * (Word.ALL * 8 + (2 + MOST_DRAFTED) * self.mask_bytes)
 
 
 class Seats:
-    """A worker's memory: words [seats, Word.ALL], and bytes of masks [seats, 1 + MOST_DRAFTED, width]."""
+    """One worker's seats in the `memory` of all: newest masks [seats, workers, width], words [workers, seats, Word.ALL], masks [workers, seats, 1 + MOST_DRAFTED, width].
 
-    def __init__(self, memory: memoryview, settings: Settings) -> None:
-        head = settings.seats * Word.ALL * 8
-        self._words, self._masks = memory[:head].cast("q"), memory[head:]
-        self.count, self.width = settings.seats, settings.mask_bytes
+    Low seats are taken first, so that their newest masks lie side by side.
+    """
 
-    def of(self, seat: int) -> tuple[memoryview, memoryview]:
-        """A seat's words and masks: the newest one, and those behind drafts."""
-        size, words = (1 + MOST_DRAFTED) * self.width, self._words[seat * Word.ALL : (seat + 1) * Word.ALL]
-        return words, self._masks[seat * size : (seat + 1) * size]
+    def __init__(self, memory: memoryview, settings: Settings, index: int) -> None:
+        self.count, self.width, self.memory = settings.seats, settings.mask_bytes, memory
+        self._index, self._workers = index, len(memory) // settings.bytes
+
+    def place(self, seat: int) -> int:
+        """Where a seat's newest mask is among those of all."""
+        return seat * self._workers + self._index
+
+    def of(self, seat: int) -> tuple[memoryview, memoryview, memoryview]:
+        """A seat's words, its newest mask, and its masks where it has drafts: that one again, and those behind them."""
+        seats, place = self._workers * self.count, self._index * self.count + seat
+        sizes, begin, found = (self.width, Word.ALL * 8, (1 + MOST_DRAFTED) * self.width), 0, []
+        for size, number in zip(sizes, (self.place(seat), place, place), strict=True):
+            found.append(self.memory[begin + number * size :][:size])
+            begin += seats * size
+        return found[1].cast("q"), found[0], found[2]
 
     def release(self) -> None:
         """Let go of the memory, which is there as long as an answer has a seat."""
-        self._words = self._masks = memoryview(b"")
+        self.memory = memoryview(b"")
 
 
 @attrs.define(eq=False)
 class Row:
-    """An answer: its matcher, where its masks go, its tokens' count, seconds that its next mask may take, and why it has no other one."""
+    """An answer: where its masks go, and the address of the newest; its matcher, its tokens' count, seconds that its next mask may take, and why it has no other one."""
 
     number: int
     words: memoryview
+    mask: memoryview
     masks: memoryview
     address: int
     matcher: GrammarMatcher
@@ -183,9 +193,9 @@ class Desk:
             elif command == Say.OPEN:
                 seat, grammar = words[place : place + 2]
                 place += 2
-                words_and_masks = self._seats.of(seat)
-                address = ctypes.addressof(ctypes.c_char.from_buffer(words_and_masks[1]))
-                row = Row(number, *words_and_masks, address, self.kept[grammar].copy())
+                where = self._seats.of(seat)
+                address = ctypes.addressof(ctypes.c_char.from_buffer(where[1]))
+                row = Row(number, *where, address, self.kept[grammar].copy())
                 self._rows[number] = row
                 self._waiting[row] = None
             else:
@@ -203,7 +213,8 @@ class Desk:
         if command == Say.DRAFTS:
             self._executor = self._executor or LLExecutor(1)
             jobs = [(row.matcher.inner, 0, [*tokens])]
-            where = row.address, self._seats.width, 1 + MOST_DRAFTED
+            address = ctypes.addressof(ctypes.c_char.from_buffer(row.masks))
+            where = address, self._seats.width, 1 + MOST_DRAFTED
             self._executor.unsafe_compute_mask_ptr_with_draft_token(jobs, *where)
             row.words[Word.AHEAD] = stamp(row.number, asked)
             return
@@ -222,17 +233,18 @@ class Desk:
         if not error:
             matcher.inner.unsafe_compute_mask_ptr(row.address, self._seats.width)
             if matcher.names_ids:
-                self._compiler.exclude_surplus(row.masks[: self._seats.width])
+                self._compiler.exclude_surplus(row.mask)
         state = State.MAY_END if not error and matcher.inner.is_accepting() else 0
         # A matcher that stops where it may end has a mask that lets it.
+        sign = 1
         if not state and (error or matcher.inner.is_stopped()):
-            written = error.encode()[: len(row.masks)]
-            row.masks[: len(written)], row.words[Word.ERROR] = written, len(written)
-            state = State.LOST | State.FULL * matcher.inner.get_error().startswith(LEXER_FAILED)
+            said = error.encode()[: len(row.masks)]
+            row.masks[: len(said)], row.words[Word.ERROR] = said, len(said)
+            sign, state = -1, State.FULL * matcher.inner.get_error().startswith(LEXER_FAILED)
         row.words[Word.STATE] = state
-        row.words[Word.MASK] = stamp(row.number, row.count)
+        row.words[Word.MASK] = sign * stamp(row.number, row.count)
         row.seconds = time.perf_counter() - started
-        middle = row.masks[self._seats.width // 2 :][:SAMPLE]
+        middle = row.mask[self._seats.width // 2 :][:SAMPLE]
         if row.seconds >= QUICK_SECONDS and 2 * int.from_bytes(middle, "little").bit_count() > SAMPLE:
             row.seconds += 1  # within a text, whose last masks are dear if it is bounded: they come last
 
@@ -264,14 +276,13 @@ def serve(ends: Ends, seats: Seats, compiler: Compiler) -> None:
     desk.run()
 
 
-def _become(index: int, memory: int, settings: Settings, compiler: Compiler, mine: Sequence[int]) -> None:
+def _become(index: int, memory: memoryview, settings: Settings, compiler: Compiler, mine: list[int]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.setswitchinterval(SWITCH_SECONDS)
     threading.stack_size(STACK_BYTES)
     commands, compiles, spare = mine
     ends = socket.socket(fileno=commands), Connection(compiles), Connection(spare)
-    mapped = mmap.mmap(memory, settings.bytes, offset=index * settings.bytes)
-    serve(ends, Seats(memoryview(mapped), settings), compiler)
+    serve(ends, Seats(memory, settings, index), compiler)
 
 
 def main(memory: int, *connections: int) -> None:
@@ -281,13 +292,14 @@ def main(memory: int, *connections: int) -> None:
     settings = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Settings)
     make = functools.partial(make_vocabulary, settings.tokenizer, settings.ends, settings.width)
     compiler, workers, left = Compiler(make, settings.num_tokens), list[int](), [*connections]
+    mapped = memoryview(mmap.mmap(memory, len(left) // 3 * settings.bytes))
     while left:
         mine, left = left[:3], left[3:]
         if (pid := os.fork()) == 0:
             try:
                 for each in left:
                     os.close(each)
-                _become(len(workers), memory, settings, compiler, mine)
+                _become(len(workers), mapped, settings, compiler, mine)
             except BaseException:  # noqa: BLE001 - nothing else may run in this process
                 traceback.print_exc()
             os._exit(0)

@@ -24,6 +24,8 @@ Take: TypeAlias = Callable[[Wanted], list[Tensor]]
 """Makes tensors that are empty, each with a storage of its own."""
 _LINE: Final = 64
 """Bytes; tensors start at multiples of it."""
+_MAPPED: Final = 2
+"""Page-locked memory that kernels may read, too."""
 LEAST_CAPABILITY: Final = (8, 0)
 """Compute capability 8.0 (Ampere) is the first with bfloat16 tensor cores and asynchronous copies."""
 
@@ -144,9 +146,9 @@ def host_pages(wanted: Wanted) -> list[Tensor]:
 
 
 def lock_pages(numbers: Tensor) -> None:
-    """Page-lock a tensor of `host_pages`, in 4 ms where torch takes 70, until it is gone: whoever queues a copy to a GPU keeps it until that is over. Launches wait for either."""
+    """Page-lock a tensor, one of `host_pages` in 4 ms where torch takes 70, until it is gone: whoever queues a copy to a GPU keeps it until that is over. Launches wait for either."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(int(runtime.cudaHostRegister(numbers.data_ptr(), numbers.nbytes, 0)))
+    torch.cuda.check_error(int(runtime.cudaHostRegister(numbers.data_ptr(), numbers.nbytes, _MAPPED)))
     weakref.finalize(numbers, runtime.cudaHostUnregister, numbers.data_ptr()).atexit = False
 
 

@@ -230,7 +230,7 @@ class Constraints:
         ends = itertools.accumulate(sizes, initial=0)
         rows = dict(zip(ends, members, strict=False))
         block = self._drawer.mask_block(len(members) + sum(counts.values()) - len(counts))
-        block.step_rows = len(computed)
+        block.step_rows, block.taken = len(computed), {}
         behind = ([drafts.get(row, ()) for row, _ in bound],) if drafts else ()
         wait = self._grammars.fill([each for _, each in bound], block, *behind) if bound else Filled
         for number, (_, sequence) in [*rows.items()][len(bound) :]:

@@ -55,19 +55,18 @@ class DrawScratch:
         self.candidates = torch.zeros(max_batch * self.num_blocks, dtype=torch.int32, device=device)
 
 
-def mask_logits(logits: Tensor, places: Tensor, masks: Tensor) -> None:
+def mask_logits(logits: Tensor, places: Tensor, addresses: Tensor) -> None:
     """Exclude tokens before a draw, by -inf.
 
     Args:
         logits: [S, vocab], any float dtype, contiguous in the vocabulary; written in place.
         places: int32 [n], the row of the logits that each mask is for, which no other one has; below 0 for a mask of none.
-        masks: int32 [n, ceil(vocab / 32)], contiguous: a bit per token, from the lowest of the first word on, set where the
-            token is allowed.
+        addresses: int64 [n], where each mask is, in memory of the device or in locked pages of the host: int32 [ceil(vocab / 32)],
+            a bit per token, from the lowest of the first word on, set where the token is allowed.
     """
     vocab_size = logits.shape[1]
-    mask_kernel[(triton.cdiv(vocab_size, MASK_BLOCK), len(masks))](
-        logits_ptr=logits, places_ptr=places, masks_ptr=masks,
-        row_stride=logits.stride(0), masks_stride=masks.stride(0),
+    mask_kernel[(triton.cdiv(vocab_size, MASK_BLOCK), len(places))](
+        logits_ptr=logits, places_ptr=places, addresses_ptr=addresses, row_stride=logits.stride(0),
         VOCAB=vocab_size, BLOCK=MASK_BLOCK, num_warps=MASK_WARPS,
     )  # fmt: skip
 

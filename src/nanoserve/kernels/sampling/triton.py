@@ -227,15 +227,13 @@ def cutoffs_kernel(
 
 
 @triton.jit
-def mask_kernel(
-    logits_ptr, row_stride, places_ptr, masks_ptr, masks_stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr
-):
+def mask_kernel(logits_ptr, row_stride, places_ptr, addresses_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """One program a block of tokens and mask: excludes the tokens whose bit is not set; the others are not touched."""
     block, number = tl.program_id(0), tl.program_id(1)
     place = tl.load(places_ptr + number).to(tl.int64)
     # A word is loaded once for its 32 tokens.
     words = block * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
-    mask_ptr = masks_ptr + number.to(tl.int64) * masks_stride
+    mask_ptr = tl.load(addresses_ptr + number).to(tl.pointer_type(tl.int32))
     bits = tl.load(mask_ptr + words, mask=(words * 32 < VOCAB) & (place >= 0), other=-1)
     tokens = words[:, None] * 32 + tl.arange(0, 32)[None, :]
     excluded = ((bits[:, None] >> tl.arange(0, 32)[None, :]) & 1) == 0

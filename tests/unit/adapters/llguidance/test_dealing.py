@@ -31,7 +31,7 @@ from nanoserve.adapters.llguidance.grammars import (
 from nanoserve.adapters.llguidance.matchers import GrammarMatcher
 from nanoserve.adapters.llguidance.serving import FIRST_CULPRIT, QUICK_SECONDS, Desk, Row
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import Constraint, Filled
+from nanoserve.ports.grammar import Constraint, Filled, MaskBlock
 from tests.patience import PATIENCE, wait_until
 from tests.unit.adapters.llguidance.thread_crews import SEATS, Threads
 from tests.unit.adapters.llguidance.vocabularies import (
@@ -360,6 +360,36 @@ def test_a_copy_goes_on_from_what_has_been_said() -> None:
         assert B in allowed(grammars, each)
         assert each.may_end()
     assert not accepts(first, [B])
+
+
+class EvenMasks(MaskBlock):
+    """Takes every other mask of the grammars' memory."""
+
+    def take(self, memory: memoryview, places: dict[int, int]) -> set[int]:
+        return super().take(memory, {number: places[number] for number in places if number % 2 == 0})
+
+
+def test_masks_stay_where_workers_write_them_until_their_answers_go_on_and_others_are_copied() -> None:
+    grammars = grammars_of(byte_level(), workers=2)
+    crowd = [compiled(grammars, "regex", f"[ab]{{{number}}}") for number in (1, 2, 3, 4)]
+    grammars.consume([(each, A) for each in crowd])
+    copies = masks_of(grammars, crowd)
+    memory = worker_of(grammars).seats.memory
+    drafts = [(), (), (B,), ()]
+    block = block_for(grammars, 5)
+    mixed = EvenMasks(bytearray(block.memory), block.width)
+    for each in (block, mixed):
+        assert not grammars.fill(crowd, each, drafts)().late
+        assert each.shared is memory
+        assert [bytes(each.mask(number)) for number in (0, 1, 2, 4)] == copies
+        assert [bytes(each.mask(3)), bytes(each.mask(2, 2)[block.width :])] == copies[1:2] * 2
+    assert block.taken == {number: crowd[place].place for number, place in ((0, 0), (1, 1), (4, 3))}
+    assert mixed.taken == {number: block.taken[number] for number in (0, 4)}
+    assert len({*block.taken.values()}) == 3
+    grammars.consume([(crowd[1], B)])
+    wait_until(lambda: crowd[1].is_ready)
+    assert [bytes(block.mask(number)) for number in (0, 1, 4)] == [copies[0], copies[0], copies[3]]
+    assert bytes(mixed.mask(1)) == copies[1] != copies[0]
 
 
 def test_seats_are_taken_again_and_who_finds_none_waits_for_one() -> None:

@@ -35,10 +35,10 @@ class Threads:
         self._sockets = list[socket.socket]()
         threading.stack_size(STACK_BYTES)
         for number, one in enumerate(ends):
-            mapped = mmap.mmap(memory, settings.bytes, offset=number * settings.bytes)
+            mapped = memoryview(mmap.mmap(memory, len(ends) * settings.bytes))
             mine, held = ([os.dup(each.fileno()) for each in one] for _ in range(2))
             self._sockets += [socket.socket(fileno=each) for each in held]
-            args = mine, Seats(memoryview(mapped), settings), compiler
+            args = mine, Seats(mapped, settings, number), compiler
             thread = threading.Thread(target=_serve, args=args, name=f"worker {number}", daemon=True)
             self.threads.append(thread)
             thread.start()

@@ -63,9 +63,9 @@ class SpecialDraws:
         return missing
 
     def draw_masked(self, places: Tensor, *, masks: int, width: int = 0, pdl: bool) -> None:
-        """Send the noted masks, up to so many, and launch a draw with them from the logits that the newest forward pass left; may be captured."""
+        """Launch a draw with the noted masks, up to so many, from the logits that the newest forward pass left; may be captured."""
         logits = self._logits[: len(places) * max(width, 1)]
-        self.masks.send(masks)
+        self.masks.send()
         self.masks.exclude(logits, masks)
         self._drawing.draw(logits, places, width=width, pdl=pdl)
 
@@ -87,6 +87,7 @@ class SpecialDraws:
         if self._masked is not None and self._masked.slot is not None:
             self._drawing.arrivals.reach(self._masked.slot)
         self._masked = None
+        self.masks.forget()
         return self.masks
 
     def finish(self, drawn: CudaTicket | None = None) -> None:
@@ -116,7 +117,7 @@ class SpecialDraws:
         owners, ends, shaped = self._shape(rows, places, logits, width) if special else (rows, None, logits)
         if masks:
             used = self.masks.note(masks, rows, max(width, 1))
-            self.masks.send(used)
+            self.masks.send()
             self.masks.exclude(shaped, used)
         if missing:
             drawn = [place for place, row in enumerate(rows) if row not in missing]
