@@ -1,13 +1,14 @@
-"""How far keys and values in 8-bit floats, or a head in a form, move a model's next token: the KL divergence from its own logits, on a fixed text.
+"""How far keys and values in 8-bit floats, or weights or a head in a form, move a model's next token: the KL divergence from its own logits, on a fixed text.
 
 `python -m benchmarks.narrow_cache --model FOLDER_OR_GGUF`. The text is that of the repository's decisions, which do not change. Everything
 is computed in float32 on a CPU, so that one of these alone differs; beside it stands what computing in bfloat16 does. More than 16 rows are rounded before
-they are multiplied with a head in 8-bit floats, too. Models are those whose head is their embedding.
+they are multiplied with 8-bit floats, too. Models are those whose head is their embedding.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ from nanoserve.adapters.gguf.folder import present_folder
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.adapters.pytorch.linear.packing import replace_linears
 from nanoserve.adapters.pytorch.models import build_model
 from nanoserve.adapters.pytorch.step_inputs import StepInputs
 from nanoserve.kernels.forms import FORMS, Form
@@ -26,11 +29,28 @@ from nanoserve.ports.model_spec import ModelSpec
 DECISIONS = Path(__file__).parents[1] / "docs" / "adr"
 BLOCK_SIZE = 16
 CPU = torch.device("cpu")
-HEADS = (
-    ("int8 head", FORMS["int8"], False),
-    ("fp8 head, few rows", FORMS["fp8"], False),
-    ("fp8 head, many rows", FORMS["fp8"], True),
+NARROW = (
+    ("int8", FORMS["int8"], False),
+    ("fp8, few rows", FORMS["fp8"], False),
+    ("fp8, many rows", FORMS["fp8"], True),
+    ("int4", FORMS["int4"], False),
+    ("mxfp4", FORMS["mxfp4"], False),
 )
+"""Forms of weights, and whether rows are rounded as well; the first three are those of heads."""
+
+
+class Rounding(Linear):
+    """A plain layer whose weight, and rows if asked, are as close to another one's as a form has them."""
+
+    def __init__(self, linear: Linear, form: Form | None, *, rounds: bool) -> None:
+        super().__init__(linear.in_features, linear.out_features)
+        weight = linear.matrix.float()
+        self.weight.data = weight if form is None else form.widen(*form.quantize(weight))
+        self.bias, self.form = linear.bias, form if rounds else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return super().__call__(x if self.form is None else self.form.widen(*self.form.quantize(x)))
 
 
 def main() -> None:
@@ -51,9 +71,12 @@ def main() -> None:
                 f"{length} tokens, {name}: {described(exact, log_probabilities(other, folder, ids[:length], dtype), ids)}",
                 flush=True,
             )
-        for name, form, rounds in HEADS:
+        for name, form, rounds in NARROW[:3]:
             moved = log_probabilities(spec, folder, ids[:length], torch.float32, head=form, rounds=rounds)
-            print(f"{length} tokens, {name}: {described(exact, moved, ids)}", flush=True)
+            print(f"{length} tokens, {name} head: {described(exact, moved, ids)}", flush=True)
+        for name, form, rounds in NARROW:
+            moved = log_probabilities(spec, folder, ids[:length], torch.float32, weights=form, rounds=rounds)
+            print(f"{length} tokens, {name} weights: {described(exact, moved, ids)}", flush=True)
 
 
 def log_probabilities(
@@ -63,10 +86,15 @@ def log_probabilities(
     dtype: torch.dtype,
     *,
     head: Form | None = None,
+    weights: Form | None = None,
     rounds: bool = False,
 ) -> Tensor:
-    """Of the token behind each, float32 [T, vocab]; with a head in a form, of rows that are rounded to it, too, if asked."""
-    model = build_model(spec, folder, dtype=dtype, device=CPU)
+    """Of the token behind each, float32 [T, vocab]; with a head or all other weights in a form, of rows that are rounded to it, too, if asked."""
+    model = build_model(spec, folder, dtype=dtype, device=CPU, keep=weights is not None)
+    if weights is not None:
+        for layer in model.layers:
+            for part in layer:
+                replace_linears(part, functools.partial(Rounding, form=weights, rounds=rounds))
     blocks = -(-len(ids) // BLOCK_SIZE)
     kv = KVStore(spec, num_blocks=blocks, block_size=BLOCK_SIZE, dtype=dtype, device=CPU)
     inputs = StepInputs.of_prompt(ids, block_size=BLOCK_SIZE, num_groups=len(spec.cache_groups))
