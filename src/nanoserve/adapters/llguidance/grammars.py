@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Final, cast
 
@@ -43,10 +42,8 @@ FIRST_INTERVAL: Final = 0.01
 """Seconds between two steps, until it is known."""
 OVERLAP: Final = 0.5
 """Share of the time between two steps for which the device is surely at work when the masks of the next one are asked for, and the engine's own work fits in, too."""
-GRACE: Final = 0.03
-"""Share of that time that few masks have after the one that has come last, if one has,"""
-FEW: Final = 8
-"""and these are few: one of so many."""
+DEAR_NANOSECONDS: Final = 100_000
+"""A mask that has taken this long takes some ten times as long, nearly always: until then nothing comes from its worker."""
 STEPS: Final = 16
 """Newest steps that are looked at: the fastest quarter says how long a step takes that nothing held up."""
 MOST_WAIT: Final = 0.05
@@ -185,14 +182,13 @@ class LLGrammars:
         return lambda: self._wait(missing, late, errors, block)
 
     def _wait(self, missing: _Missing, late: set[int], errors: dict[int, str], block: MaskBlock) -> Filled:
-        began, came, count = time.perf_counter(), math.inf, len(missing)
+        began = time.perf_counter()
         while True:
             self._take(missing, block, errors)
             now = time.perf_counter()
-            if len(missing) < count:
-                came, count = now, len(missing)
-            most = self._started + self._most(count, block), came + self._grace(missing, block)
-            if not missing or now >= min(most):
+            if not missing or now >= self._started + self._most(len(missing), block):
+                break
+            if 2 * len(missing) <= block.step_rows and self._are_dear(missing):
                 break
             if (made := next(iter(missing.values())).compiled) is None or made.worker.crew.look():
                 break  # other workers are told all again
@@ -202,10 +198,11 @@ class LLGrammars:
         self._seconds += now - began
         return Filled(late.union(missing), errors.keys(), errors)
 
-    def _grace(self, missing: Sized, block: MaskBlock) -> float:
-        """Seconds that few missing masks have after the one that has come last: they are dear, and most of them would need much more."""
-        is_few = self.patience is None and len(missing) * FEW <= block.step_rows
-        return self._interval * GRACE if is_few else math.inf
+    def _are_dear(self, missing: _Missing) -> bool:
+        """True if each of these waits for a worker that is within a dear mask. One that the machine does not run is not known to be."""
+        since = time.monotonic_ns() - DEAR_NANOSECONDS
+        workers = {each.compiled.worker for each in missing.values() if each.compiled is not None}
+        return self.patience is None and all(0 < each.seats.busy[0] < since for each in workers)
 
     def _most(self, missing: int, block: MaskBlock) -> float:
         """Seconds until as many tokens would come in the time without the rows that are missing as with them."""

@@ -100,18 +100,20 @@ class Settings:
     @property
     def bytes(self) -> int:
         """Bytes of a worker's memory."""
-        return self.seats * (Word.ALL * 8 + (2 + MOST_DRAFTED) * self.mask_bytes)
+        return self.seats * (Word.ALL * 8 + (2 + MOST_DRAFTED) * self.mask_bytes) + 8
 
 
 class Seats:
     """One worker's seats in the `memory` of all: newest masks [seats, workers, width], words [workers, seats, Word.ALL], masks [workers, seats, 1 + MOST_DRAFTED, width].
 
-    Low seats are taken first, so that their newest masks lie side by side.
+    Low seats are taken first, so that their newest masks lie side by side. Behind them all, `busy` [workers] says since when a worker has been
+    within a mask that may be dear, in nanoseconds; 0 outside of these.
     """
 
     def __init__(self, memory: memoryview, settings: Settings, index: int) -> None:
         self.count, self.width, self.memory = settings.seats, settings.mask_bytes, memory
         self._index, self._workers = index, len(memory) // settings.bytes
+        self.busy = memory[-8 * (index + 1) :][:8].cast("q")
 
     def place(self, seat: int) -> int:
         """Where a seat's newest mask is among those of all."""
@@ -128,7 +130,7 @@ class Seats:
 
     def release(self) -> None:
         """Let go of the memory, which is there as long as an answer has a seat."""
-        self.memory = memoryview(b"")
+        self.memory, self.busy = memoryview(b""), memoryview(bytes(8)).cast("q")
 
 
 @attrs.define(eq=False)
@@ -174,9 +176,11 @@ class Desk:
     def _fill_some(self) -> None:
         """Fill what is surely quick, or one that may be dear; then there may be news."""
         quick = [each for each in self._waiting if each.seconds < QUICK_SECONDS]
+        self._seats.busy[0] = 0 if quick else time.monotonic_ns()
         for row in quick or [min(self._waiting, key=lambda each: each.seconds)]:
             del self._waiting[row]
             self.fill(row)
+        self._seats.busy[0] = 0
 
     def _obey(self, words: Sequence[int]) -> None:
         place = 0

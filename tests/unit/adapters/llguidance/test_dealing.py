@@ -9,6 +9,7 @@ import math
 import random
 import socket
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -278,32 +279,38 @@ def test_behind_a_dear_mask_that_was_not_foreseen_those_of_its_worker_are_late(
     assert None not in masks_of(grammars, crowd)
 
 
-@pytest.mark.parametrize(("others", "is_late"), [(0, False), (15, True)])
-def test_few_masks_behind_others_are_waited_for_shortly_and_one_alone_as_long_as_it_is_worth(
-    monkeypatch: pytest.MonkeyPatch, others: int, is_late: bool
+@pytest.mark.parametrize(
+    ("is_dear", "step_rows", "is_late"), [(True, 2, True), (False, 2, False), (True, 1, False)]
+)
+def test_a_dear_mask_is_waited_for_only_where_there_is_little_else_to_draw(
+    monkeypatch: pytest.MonkeyPatch, is_dear: bool, step_rows: int, is_late: bool
 ) -> None:
-    held, system = Held(monkeypatch), grammars_of(byte_level(), workers=2)
-    crowd = [compiled(system, "regex", "[ab]+") for _ in range(1 + others)]
-    held.dear = {crowd[0].number}
-    masks_of(system, crowd)
-    held.hold(crowd[0])
-    system.consume([(each, A) for each in crowd])
-    wait_until(lambda: all(each.is_ready for each in crowd[1:]))
+    held, system = Held(monkeypatch), grammars_of(byte_level())
+    answer = compiled(system, "regex", "[ab]+")
+    held.dear = {answer.number} if is_dear else set()
+    masks_of(system, [answer])
+    held.hold(answer)
+    system.consume([(answer, A)])
+    assert held.is_reached.wait(PATIENCE)
     looks = itertools.count()
 
     def look() -> float:
-        """Each look takes a hundredth of a step; the one that is missing comes after ten of them."""
+        """Each look takes a hundredth of a step; the mask comes after ten of them."""
         if (number := next(looks)) == 10:
             held.may.set()
-            wait_until(lambda: crowd[0].is_ready)
+            wait_until(lambda: answer.is_ready)
         return number * FIRST_INTERVAL / 100
 
-    monkeypatch.setattr(page, "time", SimpleNamespace(perf_counter=look, sleep=lambda _seconds: None))
+    def nanoseconds() -> int:
+        return time.monotonic_ns() + page.DEAR_NANOSECONDS
+
+    clock = SimpleNamespace(perf_counter=look, monotonic_ns=nanoseconds, sleep=lambda _seconds: None)
+    monkeypatch.setattr(page, "time", clock)
     system._intervals.extend([FIRST_INTERVAL] * STEPS)
     system.patience = None
-    block = block_for(system, len(crowd))
-    block.step_rows = 16
-    assert system.fill(crowd, block)().late == ({0} if is_late else set())
+    block = block_for(system, 1)
+    block.step_rows = step_rows
+    assert system.fill([answer], block)().late == ({0} if is_late else set())
     held.may.set()
 
 
