@@ -11,7 +11,7 @@ from compressed_tensors.compressors.naive_quantized import FloatQuantizationComp
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.integrations.finegrained_fp8 import FP8Linear, _dequantize_fp8_weight
+from transformers.integrations import finegrained_fp8
 
 from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
 from nanoserve.kernels.forms import FP8
@@ -85,12 +85,14 @@ def test_8_bit_floats_as_compressed_tensors_writes_them(tmp_path: Path, strategy
     "how", [{}, {"block_size": (128, 128)}, {"block_size": (128, 128), "scale_fmt": "ue8m0"}]
 )
 def test_8_bit_floats_as_transformers_writes_them(tmp_path: Path, how: dict[str, Any]) -> None:
-    layer = FP8Linear(130, 260, activation_scheme="static", **how)
+    layer = finegrained_fp8.FP8Linear(130, 260, activation_scheme="static", **how)
     dice = torch.Generator().manual_seed(1)
     layer.weight.data.copy_(torch.randn(260, 130, generator=dice).to(EIGHT_BITS))
     scale = layer.weight_scale_inv.data
     scale.copy_(torch.randint(-3, 3, scale.shape, generator=dice).float().exp2())
-    exact = _dequantize_fp8_weight(layer.weight, layer.weight_scale_inv, layer.block_size, torch.float32)
+    exact = finegrained_fp8._dequantize_fp8_weight(
+        layer.weight, layer.weight_scale_inv, layer.block_size, torch.float32
+    )
     save_file(
         {f"a.{name}": each for name, each in layer.state_dict().items() if name != "bias"},
         tmp_path / "model.safetensors",
