@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import attrs
 import psutil
 import pytest
 import torch
@@ -84,6 +83,16 @@ def run(
     return [answers[str(number)] for number in range(len(prompts))]
 
 
+def check_shared_beginning(engine: EngineHandle, tiny: TinyModel) -> None:
+    """Of prompts that begin alike and come at once, the beginning is computed once."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    beginning, before = make_prompt(20, vocab_size=128, seed=1), engine.state().prompt_tokens
+    prompts = [beginning + make_prompt(rest, vocab_size=128, seed=rest) for rest in (2, 5, 9)]
+    texts = run(engine, prompts, *[greedy] * 3)
+    assert all(is_greedy(tiny.reference, *each) for each in zip(prompts, texts, strict=True))
+    assert engine.state().prompt_tokens - before == 20 + 2 + 5 + 9
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_text_equals_transformers_though_a_rank_is_late(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -135,11 +144,7 @@ def test_greedy_text_equals_transformers_though_a_rank_is_late(
         check(tiny, FAMILIES[family], prompts[int(number)], text)
     assert len(routed or prompts) == len(prompts)
     assert all(is_greedy(tiny.reference, *each) for each in zip(prompts, texts, strict=True))
-    beginning, before = make_prompt(20, vocab_size=128, seed=1), engine.state().prompt_tokens
-    sharing = [beginning + make_prompt(rest, vocab_size=128, seed=rest) for rest in (2, 5, 9)]
-    texts = run(engine, sharing, *[attrs.evolve(greedy, max_tokens=2)] * 3)
-    assert all(is_greedy(tiny.reference, *each) for each in zip(sharing, texts, strict=True))
-    assert engine.state().prompt_tokens - before == 20 + 2 + 5 + 9
+    check_shared_beginning(engine, tiny)
     counted = engine.state()
     assert len(counted.expert_tokens) == (size if name in SPREAD else 0)
     assert (sum(counted.expert_tokens.values()) == 0) is (name not in SPREAD)
