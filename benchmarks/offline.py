@@ -1,11 +1,11 @@
 """Loads through the engine without HTTP and text: beside the floor, beside another engine, and kernel by kernel.
 
-    python -m benchmarks.offline MODEL ... [--loads single b8 fixed prefill] [--num-prompts N] [--input-len N] [--output-len N]
+    python -m benchmarks.offline MODEL ... [--loads single b8 fixed prefill 256x1000x192] [--num-prompts N] [--input-len N] [--output-len N]
                                  [--seeds 3] [--warmup 1] [--scale 1] [--bandwidth TB/S] [--compute TFLOP/S]
                                  [--vs hf | vllm | lmdeploy] [--profile] [--idle] [--json FILE] [OPTIONS OF THE ENGINE, as of nanoserve serve]
 
 Each model, such as shape:llama-3.2-1b or built-in, has one engine for all loads, and each load its own row: medians of the runs that count,
-with the least and the most. `--scale` divides all lengths. The floor is known on a GPU, and elsewhere with `--bandwidth`.
+with the least and the most. 256x1000x192 are 256 prompts of 1,000 tokens with 192 more each. `--scale` divides all lengths. The floor is known on a GPU, and elsewhere with `--bandwidth`.
 `system-prompt` and `chat` are classes of `benchmarks.traffic_classes`, all at once. `--idle` says how long the GPU waited in a whole load.
 """
 
@@ -277,6 +277,14 @@ def _read_prompts(engine: EngineHandle) -> None:
         engine.turn()
 
 
+def _workload(name: str) -> BenchWorkload:
+    """One of the loads, or prompts x tokens of each x tokens of each answer; `ValueError` otherwise."""
+    if name in LOADS:
+        return LOADS[name]
+    prompts, ins, outs = map(int, name.split("x"))
+    return BenchWorkload(name=name, num_prompts=prompts, input_len=ins, output_len=outs)
+
+
 def main() -> None:
     """Measure each model in turn; an error is one line."""
     parser = argparse.ArgumentParser(
@@ -285,7 +293,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("models", nargs="+")
-    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(FAMILY))
+    parser.add_argument("--loads", nargs="+", type=_workload, default=[LOADS[name] for name in FAMILY])
     for name in ("num-prompts", "input-len", "output-len"):
         parser.add_argument(f"--{name}", type=int, help="of every load")
     parser.add_argument("--seeds", default="3")
@@ -306,7 +314,7 @@ def main() -> None:
     flags = {name: getattr(given, name) for name in (*own, "seeds", "warmup", "temperature")}
     names = ("num_prompts", "input_len", "output_len")
     changed = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    workloads = [attrs.evolve(LOADS[name], **changed) for name in given.loads]
+    workloads = [attrs.evolve(each, **changed) for each in given.loads]
     for name in ("input_len", "output_len") if given.scale != 1 else ():
         workloads = [
             attrs.evolve(each, **{name: max(getattr(each, name) // given.scale, 1)}) for each in workloads

@@ -24,7 +24,7 @@ def test_the_laboratory_has_floors_and_profiles_beside_transformers(tmp_path: pa
         "--json",
         str(path),
     ]
-    load = ("--loads", "b8", "prefill", "--num-prompts", "3", "--scale", "32", "--seeds", "2")
+    load = ("--loads", "b8", "prefill", "4x640x320", "--num-prompts", "3", "--scale", "32", "--seeds", "2")
     beside = ("--vs", "hf", "--profile", "--bandwidth", "0.03", "--max-num-seqs", "4", "--paranoid")
     done = subprocess.run(
         [*command, *load, *beside], env=environment(), capture_output=True, timeout=5 * PATIENCE, check=False
@@ -32,10 +32,18 @@ def test_the_laboratory_has_floors_and_profiles_beside_transformers(tmp_path: pa
     assert done.returncode == 0, done.stderr.decode()
     assert without_progress(done.stderr) == b""
     shown = done.stdout.decode()
-    for text in ("b8: 3 x 16 -> 8", "hf tok/s", "of the floor", "aten::", "which must read", "(floor "):
+    for text in (
+        "b8: 3 x 16 -> 8",
+        "4x640x320: 3 x 20 -> 10",
+        "hf tok/s",
+        "of the floor",
+        "aten::",
+        "which must read",
+        "(floor ",
+    ):
         assert text in shown
     (report,) = json.loads(path.read_text())["models"]
-    assert len(report["peer"]["seconds"]) == 6
+    assert len(report["peer"]["seconds"]) == 9
     for load_report in report["loads"].values():
         assert load_report["summary"]["floor_fraction"]["median"] > 0
         assert load_report["summary"]["peer_tok_s"]["median"] > 0
