@@ -46,7 +46,7 @@ class Byproducts:
 class Answers:
     """The output streams of the living sequences. A stop string found in one ends its sequence.
 
-    `tokenizer=None` leaves every text empty.
+    `tokenizer=None` leaves every text empty. `tell`, if there is one, hears before a step is submitted who has got and lost rows.
     """
 
     def __init__(self, table: SequenceTable, tokenizer: Tokenizer | None, limits: Limits) -> None:
@@ -54,6 +54,8 @@ class Answers:
         self._expert_bytes = math.prod(limits.routed_experts)
         self._streams: dict[Sequence, OutputStream] = {}
         self._byproducts: dict[Sequence, Byproducts] = {}
+        self.tell: Callable[[list[EngineEvent]], None] | None = None
+        self._num_told = 0
 
     def take_byproducts(self, flight: InFlightStep, result: StepResult) -> None:
         """Report a step's results other than tokens to living sequences: vectors, scores of prompts, and experts (again after a preemption)."""
@@ -66,6 +68,18 @@ class Answers:
                 found = result.routed_experts[row]
                 made.routed_experts[found.first * self._expert_bytes :] = found.data
             made.pooled = result.pooled.get(row, made.pooled)
+
+    def tell_rows(self) -> None:
+        """Have early listeners know who has got and lost rows: a step that ends the process reports nothing."""
+        if self.tell is not None and len(self._table.notices) > self._num_told:
+            self.tell([*self._table.notices[self._num_told :]])
+            self._num_told = len(self._table.notices)
+
+    def take_notices(self) -> list[EngineEvent]:
+        """Return what has happened to rows and was not told."""
+        notices, self._num_told = self._table.notices[self._num_told :], 0
+        self._table.notices.clear()
+        return [*notices]
 
     def report(self, gained: list[Progress], events: list[EngineEvent]) -> None:
         """Append the events of one committed step. An answer that cannot be read ends with an error, alone."""

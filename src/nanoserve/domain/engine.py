@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic
 
 import attrs
@@ -129,6 +129,9 @@ class Engine(Generic[TicketT]):
         for sequence in list(self.scheduler.table.requests.get(request_id, ())):
             self.scheduler.table.finish(sequence, FinishReason.ABORT)
 
+    def tell_early(self, tell: Callable[[list[EngineEvent]], None]) -> None:
+        self._answers.tell = tell
+
     def request_ids(self) -> list[str]:
         return list(self.scheduler.table.requests)
 
@@ -141,8 +144,7 @@ class Engine(Generic[TicketT]):
         self._pipeline.advance(events, fills=not self._stands)
         if self._pipeline.recorder is not None:
             self._pipeline.recorder.note_turn()
-        events[:0] = self.scheduler.table.notices
-        self.scheduler.table.notices.clear()
+        events[:0] = self._answers.take_notices()
         hands_over = self.scheduler.limits.hands_over and not self._stands
         self._answers.report_ends(events, self._waits if hands_over else None)
         if self._paranoid:

@@ -79,6 +79,7 @@ class Pipeline(Generic[TicketT]):
             self._draw()
             if not self._scheduler.flights:
                 return  # the draw has failed
+            self._answers.tell_rows()
             try:
                 ticket = self._runner.submit(plan)
             except Exception as error:  # noqa: BLE001 - whatever a runner raises must end in events, not in a dead loop

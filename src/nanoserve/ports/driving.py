@@ -49,6 +49,9 @@ class EngineHandle(Protocol):
     def turn(self) -> list[EngineEvent]:
         """Plan and submit what there is room for, collect the oldest step, and say what happened."""
 
+    def tell_early(self, tell: Callable[[list[EngineEvent]], None]) -> None:
+        """From now on, have turns `tell` who gets and loses rows before a step with new rows is submitted: one that ends the process reports nothing."""
+
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
 

@@ -293,11 +293,13 @@ class Moved:
         status: the value of an `EngineStatus`.
         restarts: how often an engine had to be started again, which is also the number of the engine.
         facts: of the engine, or of the last one.
+        any_ran: whether a request held a row by then.
     """
 
     status: str
     restarts: int
     facts: EngineFacts | None = None
+    any_ran: bool = False
 
 
 Command = (

@@ -56,6 +56,7 @@ class Request:
         routed_experts: whether it is reported which experts its tokens go through.
         pooling: what the prompt is made into; nothing is generated then. None generates.
         client: whose request it is, by a name that the entry point makes up: workers are shared out by it.
+        is_suspect: whether it was on a row of an engine that died: it is computed alone at first.
     """
 
     request_id: str
@@ -76,3 +77,4 @@ class Request:
     routed_experts: bool = False
     pooling: Pooling | None = None
     client: str = ""
+    is_suspect: bool = False

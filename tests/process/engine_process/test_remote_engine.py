@@ -40,7 +40,7 @@ from tests.unit.adapters.engine_process.client.engines import (
     until,
     until_restarted,
 )
-from tests.unit.adapters.engine_process.host.scripted_host import RAISER, SLOW
+from tests.unit.adapters.engine_process.host.scripted_host import KILLER, RAISER, SLOW
 
 
 def descriptor(process: psutil.Process, number: int) -> tuple[pathlib.Path, int]:
@@ -212,6 +212,37 @@ async def test_a_request_that_kills_engines_ends_with_an_error_and_spares_the_th
         assert (await read(engine.submit(request("after")))).ids == expected((1, 2, 3))
         assert engine.restarts == 2
         assert balanced(engine)
+
+
+async def test_a_request_that_kills_engines_takes_nobody_along() -> None:
+    """Three run beside it, and eight wait: none of them was computed in both of the steps that it killed."""
+    async with started(scripted_engine(max_num_seqs=4, paranoid=True)) as engine:
+        prompts = {f"r{number}": (number, 9) for number in range(11)}
+        prompts = dict(list(prompts.items())[:3]) | {"poison": (KILLER, 1)} | prompts
+        replies = {
+            name: engine.submit(request(name, prompt, stream=False)) for name, prompt in prompts.items()
+        }
+        answers = dict(
+            zip(replies, await asyncio.gather(*(read(reply) for reply in replies.values())), strict=True)
+        )
+        assert type(answers.pop("poison").error).__name__ == "EngineDiedError"
+        assert {name: answer.ids for name, answer in answers.items()} == {
+            name: expected(prompts[name]) for name in answers
+        }
+        assert engine.restarts == 2
+        assert balanced(engine)
+
+
+async def test_what_waits_outlives_any_number_of_engines_that_others_kill() -> None:
+    """One row, which poisons take one after the other, each in two engines."""
+    async with started(scripted_engine(max_num_seqs=1)) as engine:
+        poisons = [engine.submit(request(f"poison-{number}", (KILLER, number))) for number in range(2)]
+        waiting = [engine.submit(request(f"r{number}", (number, 9))) for number in range(3)]
+        for poison in poisons:
+            assert type((await read(poison)).error).__name__ == "EngineDiedError"
+        for number, reply in enumerate(waiting):
+            assert (await read(reply)).ids == expected((number, 9))
+        assert engine.restarts == 4
 
 
 async def test_a_bug_in_the_control_plane_ends_the_engine_which_says_so(

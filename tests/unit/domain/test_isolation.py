@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoserve.domain.invariants import InvariantError, audit
+from nanoserve.domain.scheduling.isolation import TRIED
 from nanoserve.domain.scheduling.limits import RequestClass
 from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.events import EngineEvent, SequenceAdmitted
 from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
+from nanoserve.ports.trace import Admission
 from tests.unit.domain.faults import Fault
 from tests.unit.domain.world import FULL, RecordingRunner, World, oracle
 
@@ -135,6 +138,55 @@ def test_suspects_run_alone_in_lock_step_and_the_others_wait() -> None:
     assert set(runner.batches[start:]) == {1}
     world.run()
     assert_only_the_poisoned_ended(world, said=3)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize("when", [0, 1, 2, 5])
+def test_what_another_engine_computed_as_it_died_is_tried_alone_up_to_its_first_tokens(
+    when: int, depth: int
+) -> None:
+    world, runner = poisoned_world(99, depth=depth)
+    fill(world, poisoned=())
+    for _ in range(when):
+        world.turn()
+    most = TRIED + 12
+    for number in (7, 8):
+        prompt = prompt_of(number, 9, ())
+        world.add(f"s{number}", prompt, seed=number, max_tokens=most, is_suspect=True)
+    start = len(runner.batches)
+    while world.scheduler.suspects:
+        world.turn()
+    assert set(runner.batches[start:]) == {1}
+    assert len(runner.batches) - start == 2 * (TRIED + 1)
+    world.run()
+    for number in range(5):
+        prompt = prompt_of(number, 9, ())
+        assert world.answer(f"r{number}").token_ids == oracle(prompt, 8, seed=number)
+    for number in (7, 8):
+        prompt = prompt_of(number, 9, ())
+        assert world.answer(f"s{number}").token_ids == oracle(prompt, most, seed=number)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_who_gets_a_row_is_told_before_the_step_is_submitted(depth: int) -> None:
+    told: list[EngineEvent] = []
+    known: list[set[str]] = []
+
+    class Dying(RecordingRunner):
+        def submit(self, plan: StepPlan, /) -> StepPlan:
+            known.append({each.request_id for each in told})
+            return super().submit(plan)
+
+    world = World(runner=Dying, depth=depth, max_num_seqs=3)
+    world.engine.tell_early(told.extend)
+    log = world.engine.record()
+    fill(world, poisoned=(), count=3)
+    reported = world.turn()
+    assert known[0] == {"r0", "r1", "r2"}
+    assert not [each for each in reported if isinstance(each, SequenceAdmitted)], "they are told once"
+    world.run()
+    happened = [each for turn in log.take() for each in turn.happened]
+    assert sum(isinstance(each, Admission) for each in happened) == 3
 
 
 def test_a_trial_costs_one_recomputation() -> None:

@@ -1,4 +1,4 @@
-"""Isolation of faults: after a step that failed and named no row, its sequences are tried one at a time.
+"""Isolation of faults: after a step that failed and named no row, or ended its engine, its sequences are tried one at a time.
 
 A suspect is computed alone, one step at a time, until it has yielded the token after all tokens that the failed step could have
 computed of it. So every suspect ends or gains a token, and repeated failures end.
@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
 from nanoserve.domain.scheduling.steps import InFlightStep
 from nanoserve.domain.sequence import Phase, Sequence
+
+TRIED: Final = 8
+"""Tokens of an answer that are computed alone where its request was computed when an engine died."""
 
 
 def by_row(flight: InFlightStep) -> dict[int, Sequence]:
@@ -50,6 +54,11 @@ class Suspects(dict[Sequence, int]):
         for sequence in sorted(alive, key=lambda each: each.order):
             self[sequence] = len(sequence.token_ids) + pending[sequence]
         return []
+
+    def accuse(self, sequences: Iterable[Sequence]) -> None:
+        """These were computed when an engine died: each is tried up to its first tokens."""
+        for sequence in sequences:
+            self[sequence] = sequence.num_prompt_tokens + TRIED
 
     def acquit(self) -> Sequence | None:
         """Clear the suspect that is tried if it has passed its point; returns it where it must stand back, as others are left."""

@@ -74,6 +74,10 @@ class Scheduler:
         sequences = accept_request(request, self.limits, self.cache, self.table, now=self._clock.now())
         may_start = request.constraint is None or self.constraints.open(sequences, request.constraint)
         self.table.add(sequences, may_start=may_start)
+        if request.is_suspect:
+            self.suspects.accuse(sequences)
+            for each in list(self.table.rows.running):
+                self.table.preempt(each)
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed before something in flight is committed."""

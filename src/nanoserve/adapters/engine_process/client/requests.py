@@ -18,7 +18,7 @@ from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import TokenLogprobs
 
 MOST_ENGINES: Final = 2
-"""A request that was in this many engines when they died is given up: it may be the cause."""
+"""A request that this many engines were computing when they died is given up: it may be the cause."""
 
 
 @attrs.define
@@ -52,14 +52,14 @@ class PendingReply:
     has been delivered, and any engine can still start it again.
 
     Attributes:
-        num_engines: how many engines it was handed to; `engine_has_it` whether the living one is among them.
+        engine_has_it: whether it was handed to the living engine; `num_deaths` how many engines have died over it.
         cancelled: whether its reader has left; `has_been_read` whether it has been given output.
     """
 
     def __init__(self, request: Request, ledger: Ledger, cancel: Callable[[PendingReply], None]) -> None:
         self.request = request
         self.submitted_at = time.monotonic()
-        self.num_engines = 0
+        self.num_deaths = 0
         self.engine_has_it = False
         self.is_over = False
         self.cancelled = False
@@ -77,7 +77,12 @@ class PendingReply:
     @property
     def can_start_anew(self) -> bool:
         """True if another engine may compute it from the start without anybody noticing."""
-        return not self.has_been_read and not self.cancelled and self.num_engines < MOST_ENGINES
+        return not self.has_been_read and not self.cancelled and self.num_deaths < MOST_ENGINES
+
+    @property
+    def is_running(self) -> bool:
+        """True if one of its sequences holds a row."""
+        return bool(self._running)
 
     async def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
         while True:
@@ -108,7 +113,8 @@ class PendingReply:
             self._notes[type(event), event.index] = event
             if isinstance(event, SequenceAdmitted):
                 self._set_running(event.index, True)
-            elif isinstance(event, SequencePreempted):
+                return  # a reader has no use for it alone
+            if isinstance(event, SequencePreempted):
                 self._set_running(event.index, False)
         if self.request.stream or self.is_over:
             self._wake_reader()
@@ -238,11 +244,15 @@ class Requests:
         if reply := self._living.get(refused.request_id):
             self._fail(reply, reported_error(refused.error, refused.message), REFUSED)
 
-    def lose_engine(self) -> tuple[int, int]:
-        """The engine has died. Requests with nothing delivered wait for the next one, all others end. Returns how many wait, and how many have ended."""
+    def lose_engine(self, *, any_ran: bool) -> tuple[int, int]:
+        """The engine has died. Requests with nothing delivered wait for the next one, all others end. Returns how many wait, and how many have ended.
+
+        `any_ran` says whether a request of any process held a row. Those that did may be the cause; where none did, all may.
+        """
         self.engine = None
         died, requeued = list(self._living.values()), 0
         for reply in died:
+            reply.num_deaths += reply.is_running if any_ran else reply.engine_has_it
             if reply.can_start_anew:
                 reply.forget_engine()
                 requeued += 1
@@ -273,11 +283,11 @@ class Requests:
 
     def _hand_over(self, reply: PendingReply) -> None:
         try:
-            self.send(Add(remaining(reply.request, time.monotonic() - reply.submitted_at)))
+            request = remaining(reply.request, time.monotonic() - reply.submitted_at)
+            self.send(Add(attrs.evolve(request, is_suspect=True) if reply.num_deaths else request))
         except BadValueError as error:
             self._fail(reply, error)
         else:
-            reply.num_engines += 1
             reply.engine_has_it = True
 
     def _cancel(self, reply: PendingReply) -> None:

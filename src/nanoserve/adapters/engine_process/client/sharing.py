@@ -86,7 +86,9 @@ class Sharing:
 
     def _news(self) -> bytes:
         engine = self.engine
-        return codec.encode_report(Moved(engine.status.value, engine.restarts, engine.facts))
+        return codec.encode_report(
+            Moved(engine.status.value, engine.restarts, engine.facts, engine.ledger.read().running > 0)
+        )
 
 
 class Membership:
@@ -122,9 +124,9 @@ class Membership:
         self._engine.take(report)
         if isinstance(report, Moved) and self._engine.status is not EngineStatus.STOPPED:
             self._engine.facts, self.restarts = report.facts, report.restarts
-            self._follow(EngineStatus(report.status))
+            self._follow(EngineStatus(report.status), any_ran=report.any_ran)
 
-    def _follow(self, status: EngineStatus) -> None:
+    def _follow(self, status: EngineStatus, *, any_ran: bool = False) -> None:
         """Do what the engine's new status asks for; a member that comes while the engine is away has lost it like all others."""
         is_away = status in {EngineStatus.STALLED, EngineStatus.RESTARTING}
         if is_away and self._engine.status is EngineStatus.STARTING:
@@ -137,7 +139,7 @@ class Membership:
                 self._engine.move(status)
             case EngineStatus.RESTARTING:
                 self._engine.move(status)
-                self._engine.requests.lose_engine()
+                self._engine.requests.lose_engine(any_ran=any_ran)
             case EngineStatus.FAILED:
                 error = EngineDiedError("the engine keeps ending and is not started again")
                 self._engine.close(status, error)

@@ -17,6 +17,7 @@ from nanoserve.adapters.engine_process.launching import Launched
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_link import Prepare, Start, Stop
 from nanoserve.ports.errors import EngineDiedError
+from nanoserve.ports.request import FinishReason
 
 FIRST_DELAY: Final = 1.0
 """Seconds before a spare that has died is replaced; they double with each that dies."""
@@ -93,24 +94,34 @@ _RESTART_FACTOR: Final = 5.0
 _RESTART_GRACE: Final = 60.0
 MOST_DEATHS: Final = 5
 """Engines that may die in a row, without an answer between them, before no other is started."""
+MOST_BLAMED: Final = 16
+"""Deaths in a row that do not count for that, as a request has ended for the death before."""
 _LONGEST_DELAY: Final = 30.0
 
 
 @attrs.define
 class Restarts:
-    """Counts deaths; `total` of all time, `in_a_row` since an engine last finished an answer."""
+    """Counts deaths; `total` of all time, `in_a_row` and `blamed` since an engine last finished an answer."""
 
     total: int = 0
     in_a_row: int = 0
+    blamed: int = 0
     answers: int = 0
+    errors: int = 0
 
-    def note_death(self, answers: int) -> float | None:
+    def note_death(self, answers: int, errors: int = 0) -> float | None:
         """Seconds to wait before the next engine (0, 1, 2, 4, ...), or None to give up.
 
-        `answers` have been finished until now by all engines: one that has finished some works.
+        `answers` have been finished until now by all engines: one that has finished some works. `errors` have ended, with
+        those that were given up for earlier deaths.
         """
-        self.in_a_row = 1 if answers > self.answers else self.in_a_row + 1
-        self.answers = answers
+        if answers > self.answers:
+            self.in_a_row, self.blamed = 1, 0
+        elif errors > self.errors and self.blamed < MOST_BLAMED:
+            self.blamed += 1
+        else:
+            self.in_a_row += 1
+        self.answers, self.errors = answers, errors
         if self.in_a_row >= MOST_DEATHS:
             return None
         self.total += 1
@@ -268,14 +279,16 @@ class Supervisor:
             error = failure or EngineDiedError(f"the engine ended while it started ({ending})")
             self._engine.close(EngineStatus.FAILED, error)
             return None
-        delay, reason = self._restarts.note_death(self._engine.ledger.answers), str(failure or "unknown")
+        counts, reason = self._engine.ledger.read(), str(failure or "unknown")
+        errors = counts.finished[FinishReason.ERROR.value]
+        delay = self._restarts.note_death(self._engine.ledger.answers, errors)
         if delay is None:
             _log.error("the engine keeps ending and is not started again", ending=ending, reason=reason)
             error = EngineDiedError("the engine keeps ending and is not started again")
             self._engine.close(EngineStatus.FAILED, error)
             return None
         self._engine.move(EngineStatus.RESTARTING)
-        requeued, lost = self._engine.requests.lose_engine()
+        requeued, lost = self._engine.requests.lose_engine(any_ran=counts.running > 0)
         facts = {"ending": ending, "reason": reason, "restart_in": delay, "requeued": requeued, "lost": lost}
         _log.error("the engine has ended", **facts)
         return delay

@@ -34,6 +34,7 @@ class EngineLoop:
 
     def __init__(self, engine: EngineHandle, link: Link, watching: Watching) -> None:
         self._engine = engine
+        self._engine.tell_early(lambda events: self._report(events, None))
         self._link = link
         self._watching = watching
         self._next_report = self._next_leak_count = 0.0

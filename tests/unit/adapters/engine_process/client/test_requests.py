@@ -55,12 +55,15 @@ class Board:
         self.check()
 
     def replace_engine(self) -> tuple[int, int]:
-        aftermath = self.requests.lose_engine()
+        aftermath = self.lose_engine()
         self.check()
         self.said.clear()
         self.requests.engine = self.said.append
         self.requests.hand_over_waiting()
         return aftermath
+
+    def lose_engine(self) -> tuple[int, int]:
+        return self.requests.lose_engine(any_ran=self.requests.ledger.read().running > 0)
 
     def check(self) -> None:
         ledger = self.requests.ledger.read()
@@ -222,7 +225,7 @@ async def test_knowing_that_a_request_was_admitted_is_not_output() -> None:
     reply = board.open("r")
     board.turn(SequenceAdmitted("r", 0, 1, 0, resumed=False))
     assert await anext(aiter(reply.events()))
-    assert board.requests.lose_engine() == (1, 0)
+    assert board.lose_engine() == (1, 0)
 
 
 async def test_a_sequence_that_ended_before_the_death_is_not_computed_twice() -> None:
@@ -247,6 +250,24 @@ async def test_a_request_that_was_there_when_two_engines_died_is_given_up() -> N
     assert isinstance(error, EngineDiedError)
     assert "twice" in str(error)
     assert board.counts == (1, 0, 0)
+
+
+async def test_only_those_on_rows_of_dying_engines_are_suspected_and_given_up() -> None:
+    board = Board()
+    guilty, beside, waiting = (board.open(name) for name in ("guilty", "beside", "waiting"))
+    board.turn(*(SequenceAdmitted(each, 0, 1, 0, resumed=False) for each in ("guilty", "beside")))
+    assert board.replace_engine() == (3, 0)
+    suspects = [each.request.request_id for each in board.said if each.request.is_suspect]  # type: ignore[union-attr]
+    assert suspects == ["guilty", "beside"]
+    board.turn(SequenceAdmitted("beside", 0, 1, 0, resumed=False), SequencePreempted("beside", 0))
+    board.turn(SequenceAdmitted("guilty", 0, 1, 0, resumed=False))
+    assert board.replace_engine() == (2, 1)
+    assert "twice" in str((await read(guilty)).error)
+    assert board.added == ["beside", "waiting"]
+    for _ in range(5):
+        assert board.requests.lose_engine(any_ran=True) == (2, 0), "others ran"
+    board.requests.hand_over_waiting()
+    assert (beside.num_deaths, waiting.num_deaths) == (1, 0)
 
 
 async def test_what_waits_for_an_engine_runs_out_of_time_as_it_would_with_one() -> None:

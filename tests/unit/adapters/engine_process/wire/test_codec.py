@@ -80,6 +80,7 @@ FULL_REQUEST = Request(
     queue_timeout=0.25,
     stream=False,
     client="one",
+    is_suspect=True,
     constraint=Constraint("regex", "[ab]+", reasoning=ReasoningLimit(9, (7, "so"), ("end",))),
     lora="an adapter",
     routed_experts=True,
