@@ -18,7 +18,7 @@ ROOMS = {
     "ports": 4003,
     "domain": 9037,
     "kernels": 15150,
-    "adapters/pytorch": 16400,
+    "adapters/pytorch": 16550,
     "adapters": 11107,
     "entrypoints/server": 10945,
     "entrypoints": 11890,
