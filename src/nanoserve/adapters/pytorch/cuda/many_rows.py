@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.kernels.forms import PLAIN, StoredWeight, form_of
 from nanoserve.kernels.forms.launch import quantize_rows_into
 from nanoserve.kernels.linear import launch
 from nanoserve.kernels.pointwise.launch import gated_activation_into
@@ -24,10 +26,27 @@ class Ungated(NamedTuple):
     activation: Activation
 
 
+class Way(enum.Enum):
+    """How many rows multiply with a weight, as people are told; `{}` is the product of plain weights."""
+
+    ROUNDED = "own kernel, rows rounded to 8-bit floats, too (W8A8)"
+    PACKED = "own kernel, widened in registers"
+    WIDENED = "widened, then {}"
+    PLAIN = "{}"
+
+
 class VendorProducts:
     """The vendor's; a weight that is kept as stored is widened first, but 8-bit floats multiply with 8-bit floats, and packed numbers are widened in registers."""
 
-    invariant = False
+    invariant, plain = False, "cuBLAS"
+
+    def way(self, matrix: Tensor | StoredWeight, x: Tensor) -> Way:
+        """How rows like x [T, in_features] multiply with a weight."""
+        if launch.takes_fp8(matrix, x):
+            return Way.ROUNDED
+        if launch.takes_packed(matrix, x) and not self.invariant:
+            return Way.PACKED
+        return Way.PLAIN if form_of(matrix) is PLAIN else Way.WIDENED
 
     def multiply(
         self,
@@ -46,7 +65,9 @@ class VendorProducts:
         """
         matrix, bias = linear.matrix, linear.bias
         more: dict[str, Any] = {"bias": bias, "residual": out if add else None}
-        if launch.takes_fp8(matrix, x):
+        way = self.way(matrix, x)
+        if way is Way.ROUNDED:
+            assert isinstance(matrix, StoredWeight)
             numbers, scales = space.quantized
             numbers, scales = numbers[: x.numel()].view(x.shape), scales[: len(x)]
             read, activation = (x, None) if ungated is None else ungated
@@ -55,7 +76,8 @@ class VendorProducts:
             return
         if ungated is not None:
             gated_activation_into(ungated.projections, x, activation=ungated.activation)
-        if launch.takes_packed(matrix, x) and not self.invariant:
+        if way is Way.PACKED:
+            assert isinstance(matrix, StoredWeight)
             launch.packed_linear(x, matrix, out, workspace=space.linear, **more)
             return
         self.multiply_plain(x, launch.widened(matrix, space.widened), bias, out, add=add)
@@ -77,7 +99,7 @@ class VendorProducts:
 class InvariantProducts(VendorProducts):
     """Products in which each row has the same bits however many there are."""
 
-    invariant = True
+    invariant, plain = True, "one order of summation"
 
     def multiply_plain(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool

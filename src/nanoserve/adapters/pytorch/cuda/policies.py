@@ -7,26 +7,39 @@ kernels between the products of `many_rows`, those of the vendor or of one fixed
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.linear_ops import Gate, LinearOps, Policy
-from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows, Ungated, VendorProducts
+from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows, Ungated, VendorProducts, Way
 from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.layers.product import Mixture
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
+from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows, lists_round
 from nanoserve.kernels.experts.reference import Chosen
+from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.linear import launch
 from nanoserve.kernels.linear.low_rank.launch import Gate as LowRankGate
+
+Weight = Tensor | StoredWeight | Mixture
+
+
+class TellingPolicy(Policy, Protocol):
+    """A policy that people are told of."""
+
+    def told(self, weight: Weight, x: Tensor) -> str:
+        """The product of rows like x with a weight, or with experts, in a few words."""
 
 
 class Row:
     """One token: every product reads its weight once and does all around it in the same kernel, but for norms of what it adds."""
 
     norms = True
+
+    def told(self, _: Weight, __: Tensor) -> str:
+        return "own kernel, CUDA cores"
 
     def multiply(
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, norm: Norm = None, *, gate: Gate = None
@@ -71,6 +84,10 @@ class Skinny:
 
     norms = False
 
+    def told(self, weight: Weight, x: Tensor) -> str:
+        own = "own kernel, tensor cores"
+        return _told_lists(weight, x, invariant=False) if isinstance(weight, Mixture) else own
+
     def multiply(
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
     ) -> None:
@@ -113,6 +130,11 @@ class Wide:
     def __init__(self, products: VendorProducts) -> None:
         self.products = products
 
+    def told(self, weight: Weight, x: Tensor) -> str:
+        if isinstance(weight, Mixture):
+            return _told_lists(weight, x, invariant=self.products.invariant)
+        return self.products.way(weight, x).value.format(self.products.plain)
+
     def multiply(
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
     ) -> None:
@@ -152,7 +174,14 @@ class Wide:
         ops.leave(slices, chosen=chosen.experts)
 
 
-def policy_for(rows: int, many: ManyRows, most_skinny: int) -> Policy:
+def _told_lists(mixture: Mixture, x: Tensor, *, invariant: bool) -> str:
+    """The product of `feed_lists` for rows like x."""
+    slots = mixture.routing.slots
+    rounds = lists_round(mixture.experts, x, slots, invariant=invariant)
+    return ("own kernel, expert by expert", Way.ROUNDED.value)[rounds]
+
+
+def policy_for(rows: int, many: ManyRows, most_skinny: int) -> TellingPolicy:
     """The policy of a step that decodes so many rows; `many` are computed as those beyond `most_skinny`, and as all are where results may not depend on their number."""
     if many.is_invariant or rows > most_skinny:
         return Wide(many.products)

@@ -144,6 +144,14 @@ class Workspace:
     sampling: DrawScratch
 
 
+def most_skinny_rows(model: DecoderModel, dtype: torch.dtype) -> int:
+    """See `Workspace.most_skinny`."""
+    *products, _ = model.products()
+    some = torch.empty(0, dtype=dtype)
+    rounds = any(takes_fp8(each.linear.matrix, some) for each in products) and not model.mixtures()
+    return MOST_WIDENED_ROWS if rounds else MOST_SKINNY_ROWS
+
+
 def make_workspace(
     model: DecoderModel,
     *,
@@ -191,7 +199,7 @@ def make_workspace(
             empty(quantized, of=torch.float8_e4m3fn),
             empty(max_tokens if eight_bits else 0, of=torch.float32),
         ),
-        most_skinny=MOST_WIDENED_ROWS if {*eight_bits} - {head.linear} and not mixtures else MOST_SKINNY_ROWS,
+        most_skinny=most_skinny_rows(model, dtype),
         mixing=Mixing.create(mixtures, max_tokens, dtype=dtype, device=device),
         followed=(empty(followed), empty(followed)),
         following=empty(max_tokens * max((each.out_features for each in follows), default=0)),

@@ -80,7 +80,7 @@ def keep_as_stored(model: Model, forms: Mapping[str, Form]) -> None:
             if len(group) > 1 and isinstance(form, FP8):
                 form = FP8(BLOCK)  # a shared expert is cut up, and with it rows and their scales
             for module, name in group:
-                _keep(module, name, form)
+                keep(module, name, form)
 
 
 def keep_like(blank: Model, model: Model) -> None:
@@ -92,7 +92,7 @@ def keep_like(blank: Model, model: Model) -> None:
         form: Form | None = getattr(module, name + FORM, None)  # what is packed for a CPU has none
         if form is not None:
             for module, name in theirs:
-                _keep(module, name, form)
+                keep(module, name, form)
     if model.head.weight_form is not None:
         narrow_head(blank, model.head.weight_form)
 
@@ -103,7 +103,7 @@ def narrow_head(model: Model, form: Form) -> None:
     head.weight = nn.Parameter(
         head.weight.new_empty(head.out_features, head.in_features), requires_grad=False
     )
-    _keep(head, "weight", form)
+    keep(head, "weight", form)
 
 
 def forms_of(model: Model) -> list[Form | None]:
@@ -178,7 +178,8 @@ def _memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
-def _keep(module: nn.Module, name: str, form: Form) -> None:
+def keep(module: nn.Module, name: str, form: Form) -> None:
+    """Put a parameter into a form, its scales and the form's name beside it; none of them is filled."""
     plain: Tensor = getattr(module, name)
     *others, width = plain.shape
 
