@@ -82,7 +82,10 @@ def test_env_describes_the_machine() -> None:
     facts = json.loads(run("env", "--json").stdout)
     assert facts["packages"]["torch"]
     assert facts["memory"]["total"] > 0
-    assert b"packages.torch" in run("env").stdout
+    assert "torch" in facts["products"]["int8"]
+    shown = run("env").stdout.decode()
+    assert "packages.torch" in shown
+    assert f"products.int8            {facts['products']['int8']}\n" in shown
 
 
 def test_print_config_shows_every_value_and_its_origin(tmp_path: pathlib.Path, folder: str) -> None:

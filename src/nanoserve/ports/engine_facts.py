@@ -86,6 +86,7 @@ class EngineFacts(EngineSizes):
         loras: the names of the adapters that requests may name.
         kv_bytes: what all KV blocks take together.
         memory: bytes of the device by what they are for; empty on a CPU.
+        products: what multiplies, by the form that weights are kept in; on a GPU for each number of rows.
         start_phases: seconds that each part of the start took, by name.
     """
 
@@ -99,6 +100,7 @@ class EngineFacts(EngineSizes):
     loras: tuple[str, ...] = ()
     kv_bytes: int = 0
     memory: Mapping[str, int] = attrs.field(factory=dict)
+    products: Mapping[str, str] = attrs.field(factory=dict)
     start_phases: Mapping[str, float] = attrs.field(factory=dict)
 
     @property

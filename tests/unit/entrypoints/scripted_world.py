@@ -147,6 +147,7 @@ def _facts(limits: Limits, num_blocks: int) -> EngineFacts:
         max_num_batched_tokens=limits.max_num_batched_tokens,
         block_size=limits.block_size,
         num_blocks=(num_blocks,),
+        products={"float32": "by hand"},
     )
 
 

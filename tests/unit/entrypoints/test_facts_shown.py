@@ -35,6 +35,7 @@ FACTS = EngineFacts(
     depth=2,
     kv_bytes=77,
     memory={"weights": 5},
+    products={"fp8": "by hand"},
     start_phases={"imports": 1.5},
 )
 BUDGET = {
@@ -49,6 +50,7 @@ BUDGET = {
     "max_num_batched_tokens": 30,
     "depth": 2,
 }
+FOUND = {**BUDGET, "memory": {"weights": 5}, "products": {"fp8": "by hand"}}
 ASSEMBLY = attrs.evolve(scripted_assembly(), facts=attrs.evolve(FACTS, num_blocks=9))
 
 
@@ -70,6 +72,7 @@ def test_the_server_shows_all_but_the_process() -> None:
         "kv_cache_dtype": "auto",
         "prefix_caching": False,
         "memory": {"weights": 5},
+        "products": {"fp8": "by hand"},
         "start_phases": {"imports": 1.5},
         "budget": BUDGET,
     }
@@ -79,8 +82,8 @@ def test_the_server_shows_all_but_the_process() -> None:
 def test_the_log_shows_what_was_left_open() -> None:
     with structlog.testing.capture_logs() as records:
         log_model(ASSEMBLY)
-    memory = {"memory": {"weights": 5}, "event": "model loaded", "log_level": "info"}
-    assert written(records[0]) == written({"folder": "scripted", **BUDGET, **memory})
+    logged = {"folder": "scripted", **FOUND, "event": "model loaded", "log_level": "info"}
+    assert written(records[0]) == written(logged)
 
 
 def test_a_benchmarks_report_holds_the_budget_with_the_memory() -> None:

@@ -322,10 +322,10 @@ def inspect(*, file: str, **wanted: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @options.DEBUG
 def env(*, as_json: bool) -> None:
-    """Show versions, processor and memory, for bug reports."""
-    from nanoserve.entrypoints.compose.bootstrap import environment  # noqa: PLC0415 - not needed for --help
+    """Show versions, processor, memory, and what multiplies weights in each form here, for bug reports."""
+    from nanoserve.entrypoints.compose.bootstrap import described  # noqa: PLC0415 - not needed for --help
 
-    facts = environment()
+    facts = described()
     if as_json:
         click.echo(json.dumps(facts))
         return

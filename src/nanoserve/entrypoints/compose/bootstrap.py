@@ -13,7 +13,7 @@ import pathlib
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -50,6 +50,16 @@ environment = machine.environment
 leave_unread = garbage.leave_unread
 _MOST_COMPILERS: Final = 32
 """A model has some 70 kernels, and each process that compiles has 100 MB of its own."""
+
+
+def described() -> dict[str, Any]:
+    """The environment, and what multiplies weights in each form here, unless torch cannot be loaded."""
+    facts = environment()
+    with contextlib.suppress(ImportError, OSError):
+        from nanoserve.adapters.pytorch.told import told_forms  # noqa: PLC0415 - loads torch
+
+        facts["products"] = told_forms()
+    return facts
 
 
 def assemble(

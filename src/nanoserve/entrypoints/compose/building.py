@@ -39,6 +39,7 @@ from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.pytorch.sleeping import HostMemory, host_memories
 from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads, guess_costs, step_costs
+from nanoserve.adapters.pytorch.told import told_products
 from nanoserve.adapters.pytorch.updating import ModelWeights
 from nanoserve.adapters.pytorch.weights.checkpoint import check_embedding
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
@@ -279,6 +280,7 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded) -> tuple[Runner, En
         loras=tuple(named_loras(settings.lora)),
         kv_bytes=memory.kv * settings.tensor_parallel_size,
         memory=memory.shares(kept_bytes(loaded.model)) if found.device == "cuda" else {},
+        products=told_products(loaded.model, invariant=settings.deterministic),
     )
     return runner, facts
 

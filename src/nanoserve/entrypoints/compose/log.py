@@ -64,6 +64,5 @@ def log_failed_step(step: int, error: Exception, ended: list[str]) -> None:
 def log_model(assembly: Assembly) -> None:
     """Log the loaded model, and decisions that the settings left open."""
     facts = assembly.facts
-    structlog.get_logger().info(
-        "model loaded", folder=assembly.folder, **facts.budget, memory=dict(facts.memory)
-    )
+    told = {**facts.budget, "memory": dict(facts.memory), "products": dict(facts.products)}
+    structlog.get_logger().info("model loaded", folder=assembly.folder, **told)

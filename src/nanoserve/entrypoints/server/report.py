@@ -71,6 +71,7 @@ class Started:
             "device": facts.device,
             "dtype": facts.dtype,
             "memory": self._memory(),
+            "products": dict(facts.products),
             "budget": dict(facts.budget),
             "phases": {name: round(seconds, 3) for name, seconds in self._all_phases().items()},
             "defaults": dict(self.service.settings.defaults),
@@ -86,6 +87,8 @@ class Started:
         yield f"model: {service.settings.model_names[0]} ({facts.dtype} on {facts.device}, {longest} of context)"
         yield "memory:"
         yield from _table({name: f"{size / 2**30:.3f} GiB" for name, size in self._memory().items()})
+        yield "products, by numbers of rows in a step:"
+        yield from (f"  weights in {form}: {told}" for form, told in facts.products.items())
         held = facts.num_kv_blocks * facts.block_size
         full = counted(held // facts.max_model_len, "request")
         yield f"  the KV cache holds {held} tokens: {full} as long as the context, or more shorter ones"

@@ -11,6 +11,8 @@ from torch import Tensor
 from nanoserve.kernels.experts.reference import STEEPNESS, Chosen, Experts, Routing
 from nanoserve.kernels.whole_vectors import in_whole_vectors
 
+TOLD = "torch's own, expert by expert"
+"""The products here, for people."""
 ROWS = 16
 """Rows of every product, so that bits do not depend on the number of tokens of an expert."""
 

@@ -167,5 +167,7 @@ def test_the_start_report_says_where_the_page_is(
         started = Started(service=service, sockets=[bound], admin=[], phases={}, num_keys=0, listen=listen)
         wanted = None if page is None else page.format(bound.getsockname()[1])
         assert started.page == wanted
+        assert "  weights in float32: by hand" in started.lines()
+        assert started.record()["products"] == {"float32": "by hand"}
         lines = [each for each in started.lines() if each.startswith("page: ")]
         assert lines == ([] if wanted is None else [f"page: {wanted}"])

@@ -22,6 +22,8 @@ PIECE = 1024
 class Int8Linear(PackedLinear):
     """A `Linear` rounded to 8 bits, symmetric around zero; half the bytes of bfloat16."""
 
+    kept, told = "int8", f"torch's own of int8 up to {MANY_ROWS - 1} rows; more rows widen the weight first"
+
     def __init__(self, linear: Linear) -> None:
         super().__init__(linear)
         weight = linear.weight.data
@@ -43,6 +45,8 @@ class Int8Linear(PackedLinear):
 
 class Int4Linear(PackedLinear):
     """A `Linear` rounded to 4 bits between each group's extremes; about 0.3 of the bytes of bfloat16."""
+
+    kept, told = "int4", "torch's own of int4"
 
     def __init__(self, linear: Linear) -> None:
         super().__init__(linear)

@@ -25,6 +25,8 @@ LARGE = 1 << 20
 class OneDNNLinear(PackedLinear):
     """The packed form of a bfloat16 or float32 `Linear` on a CPU; the packed weight is a copy."""
 
+    told = "oneDNN's, of weights in its own blocks"
+
     def __init__(self, linear: Linear) -> None:
         super().__init__(linear)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data)  # noqa: SLF001

@@ -38,7 +38,7 @@ def pack_linears(model: nn.Module, quantization: str | None = None) -> None:
     if quantization not in (None, *PACKED):
         known = ", ".join(PACKED)
         raise BadValueError("quantization", f"must be one of {known}, or none; got {quantization!r}")
-    replace_linears(model, functools.partial(_pack, quantization=quantization))
+    replace_linears(model, functools.partial(pack, quantization=quantization))
 
 
 def replace_linears(model: nn.Module, make: Callable[[Linear], Linear]) -> None:
@@ -48,7 +48,8 @@ def replace_linears(model: nn.Module, make: Callable[[Linear], Linear]) -> None:
             setattr(parent, name, make(getattr(parent, name)))
 
 
-def _pack(linear: Linear, quantization: str | None) -> Linear:
+def pack(linear: Linear, quantization: str | None) -> Linear:
+    """One layer in the form that is chosen for it, or itself."""
     if quantization == "int4" and fits_int4(linear):
         return Int4Linear(linear)
     if quantization is not None:

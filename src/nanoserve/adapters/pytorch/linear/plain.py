@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -19,6 +19,10 @@ class Linear(nn.Module):
     are: a look for hooks takes as long as a small operator.
     """
 
+    kept: ClassVar[str] = ""
+    """The name of the form that weights are rounded to, if they are."""
+    told: ClassVar[str] = "torch's own, of plain weights"
+    """The product, for people."""
     weight: nn.Parameter
     weight_scales: nn.Parameter | None
     weight_form: Form | None

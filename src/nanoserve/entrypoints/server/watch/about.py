@@ -20,7 +20,8 @@ from nanoserve.ports.engine_facts import EngineFacts
 
 _SHOWN: Final = (
     *("model", "device", "dtype", "vocab_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
-    *("block_size", "num_kv_blocks", "kv_cache_dtype", "prefix_caching", "memory", "start_phases", "budget"),
+    *("block_size", "num_kv_blocks", "kv_cache_dtype", "prefix_caching", "memory", "products"),
+    *("start_phases", "budget"),
 )
 
 
