@@ -46,6 +46,11 @@ class SequenceCounts:
         """Sequences that hold no device row: in the engine's queue, preempted, or without an engine at all."""
         return self.living - self.running
 
+    @property
+    def answers(self) -> int:
+        """Sequences that have ended as their model or their request would have it."""
+        return sum(self.finished[each.value] for each in (FinishReason.STOP, FinishReason.LENGTH))
+
 
 @attrs.frozen
 class Ledger:
@@ -66,12 +71,6 @@ class Ledger:
     def add(self, name: str, number: int = 1) -> None:
         """So many more sequences were `ACCEPTED`, hold a device row (`RUNNING`), or have ended for a reason."""
         self.counts.add(name, number)
-
-    @property
-    def answers(self) -> int:
-        """Sequences that have ended as their model or their request would have it."""
-        finished = self.read().finished
-        return sum(finished[each.value] for each in (FinishReason.STOP, FinishReason.LENGTH))
 
     def end_all(self) -> int:
         """The process that kept these counts has ended, and its sequences with it; returns how many those were."""

@@ -53,6 +53,7 @@ class PendingReply:
 
     Attributes:
         engine_has_it: whether it was handed to the living engine; `num_deaths` how many engines have died over it.
+        running: the indices of its sequences that hold a row.
         cancelled: whether its reader has left; `has_been_read` whether it has been given output.
     """
 
@@ -67,7 +68,7 @@ class PendingReply:
         self._cancel = cancel
         self._notes: dict[tuple[type[EngineEvent], int], EngineEvent] = {}
         self._piles: dict[int, TokensGenerated | _Pile] = {}
-        self._running: set[int] = set()
+        self.running: set[int] = set()
         self._ended: set[int] = set()
         self.has_been_read = False
         self._error: NanoserveError | None = None
@@ -78,11 +79,6 @@ class PendingReply:
     def can_start_anew(self) -> bool:
         """True if another engine may compute it from the start without anybody noticing."""
         return not self.has_been_read and not self.cancelled and self.num_deaths < MOST_ENGINES
-
-    @property
-    def is_running(self) -> bool:
-        """True if one of its sequences holds a row."""
-        return bool(self._running)
 
     async def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
         while True:
@@ -140,8 +136,8 @@ class PendingReply:
         self.engine_has_it = False
         self._notes.clear()
         self._piles = {index: pile for index, pile in self._piles.items() if index in self._ended}
-        self._ledger.add(RUNNING, -len(self._running))
-        self._running.clear()
+        self._ledger.add(RUNNING, -len(self.running))
+        self.running.clear()
 
     def _pile_up(self, event: TokensGenerated) -> None:
         pile = self._piles.get(event.index)
@@ -165,12 +161,12 @@ class PendingReply:
         return batch
 
     def _set_running(self, index: int, running: bool) -> None:
-        before = len(self._running)
+        before = len(self.running)
         if running:
-            self._running.add(index)
+            self.running.add(index)
         else:
-            self._running.discard(index)
-        self._ledger.add(RUNNING, len(self._running) - before)
+            self.running.discard(index)
+        self._ledger.add(RUNNING, len(self.running) - before)
 
     def _note_end(self, index: int, reason: str) -> None:
         self._ended.add(index)
@@ -252,7 +248,7 @@ class Requests:
         self.engine = None
         died, requeued = list(self._living.values()), 0
         for reply in died:
-            reply.num_deaths += reply.is_running if any_ran else reply.engine_has_it
+            reply.num_deaths += bool(reply.running) if any_ran else reply.engine_has_it
             if reply.can_start_anew:
                 reply.forget_engine()
                 requeued += 1

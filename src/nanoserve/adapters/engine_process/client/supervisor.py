@@ -280,8 +280,7 @@ class Supervisor:
             self._engine.close(EngineStatus.FAILED, error)
             return None
         counts, reason = self._engine.ledger.read(), str(failure or "unknown")
-        errors = counts.finished[FinishReason.ERROR.value]
-        delay = self._restarts.note_death(self._engine.ledger.answers, errors)
+        delay = self._restarts.note_death(counts.answers, counts.finished[FinishReason.ERROR.value])
         if delay is None:
             _log.error("the engine keeps ending and is not started again", ending=ending, reason=reason)
             error = EngineDiedError("the engine keeps ending and is not started again")
