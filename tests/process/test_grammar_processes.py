@@ -176,6 +176,25 @@ def test_a_grammar_that_a_worker_standing_still_was_to_make_is_made_by_the_next(
     assert any(filled(grammars, [pending.result().matcher()]).mask(0))
 
 
+def test_a_process_that_stands_still_before_its_workers_begin_is_followed_by_another() -> None:
+    settings = Settings(TOKENIZER.to_str(), (STOP,), SIZE, SIZE)
+    begun: list[Worker] = []
+
+    def start() -> list[Worker]:
+        workers = start_workers(settings, 1)
+        if not begun:
+            psutil.Process(workers[0].crew.process.pid).suspend()
+            workers[0].hear_seconds = 0
+        begun.extend(workers)
+        return workers
+
+    grammars = LLGrammars(start, workers=1)
+    grammars.patience = PATIENCE
+    assert any(filled(grammars, answers_of(grammars, 1)).mask(0))
+    assert [each.crew.is_lost for each in begun] == [True, False]
+    assert begun[0].crew.process.returncode == -signal.SIGKILL
+
+
 def test_a_worker_that_hears_late_is_kept() -> None:
     grammars = started(workers=1)
     filled(grammars, answers_of(grammars, 1))

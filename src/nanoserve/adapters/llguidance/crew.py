@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import contextlib
 import heapq
-import math
 import mmap
 import os
 import socket
@@ -31,6 +30,8 @@ HEAR_SECONDS: Final = 1.0
 """Between two questions whether a worker hears, which it does before each mask."""
 MOST_UNHEARD: Final = 10
 """A worker that hears none of so many is lost. Questions count, not seconds: where the whole machine stands still, none is asked."""
+MOST_BEFORE: Final = 120
+"""So many more, before it says by itself that it has begun."""
 SERVING: Final = "nanoserve.adapters.llguidance.serving"
 _QUESTION: Final = array.array("i", (Say.HEAR, 0)).tobytes()
 
@@ -96,7 +97,7 @@ class Worker:
         self._unsent: deque[array.array[int]] = deque()
         self._commands, *self._compiles = ends
         self._locks, self._hearing = (threading.Lock(), threading.Lock()), threading.Lock()
-        self._asked, self._unheard = 0.0, -math.inf  # until it has begun
+        self._asked, self._unheard = 0.0, -MOST_BEFORE
         self._free = [*range(seats.count)]
 
     def take_seat(self) -> int | None:
