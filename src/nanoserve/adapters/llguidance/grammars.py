@@ -87,6 +87,7 @@ class LLGrammars:
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._workers: Future[list[Worker]] | None = None
         self._lost: list[Worker] = []
+        self._drawn: Sequence[Matcher] = ()  # with seats whose masks the device may still read
         self._started, self._interval = 0.0, FIRST_INTERVAL
         self._intervals = deque([FIRST_INTERVAL], maxlen=STEPS)
         self._compiles, self._compile_seconds, self._steps, self._seconds = 0, 0.0, 0, 0.0
@@ -116,7 +117,8 @@ class LLGrammars:
 
     def _make_room(self, fewest: int) -> None:
         """Forget the oldest of what is cached; whoever waits for it or uses it has it still."""
-        full = self.living.total() >= LIVING_BYTES
+        if full := self.living.total() >= LIVING_BYTES:
+            self._drawn = ()
         while len(self._cache) > fewest and (full or self._cached_bytes > CACHE_BYTES):
             self._cached_bytes -= self._cache.popitem(last=False)[1].size
             full = self.living.total() >= LIVING_BYTES
@@ -162,6 +164,7 @@ class LLGrammars:
         self._intervals.append(started - self._started)
         self._interval = sorted(self._intervals)[len(self._intervals) // 4]
         self._started = started
+        self._drawn = matchers
         self._look_after()
         missing, late, errors, number = _Missing(), set[int](), dict[int, str](), 0
         answers, memory = cast("Sequence[Answer]", matchers), None
@@ -245,6 +248,7 @@ class LLGrammars:
         return matcher.is_ready or bool(matcher.error)
 
     def rest(self) -> None:
+        self._drawn = ()
         self._look_after()
         self._compiling = {each for each in self._compiling if not each.done()}
         if self._compiling and self.living.total() >= LIVING_BYTES:

@@ -149,6 +149,7 @@ def test_what_grammars_take_is_counted_and_given_back() -> None:
     del grammar
     assert grammars.living.total() == 2 * size_of("[ab]+")
     del crowd
+    grammars.rest()  # nothing is drawn any more
     assert grammars.living.total() == 0
 
 
@@ -410,6 +411,26 @@ def test_seats_are_taken_again_and_who_finds_none_waits_for_one() -> None:
     crowd[7] = crowd[8] = crowd[-1]
     assert masks_of(grammars, [one_more]) == masks_of(grammars, crowd[:1])
     assert one_more.seat == 7
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_the_seat_of_an_answer_that_has_ended_is_kept_while_the_device_may_read_its_mask(
+    *, goes_on: bool
+) -> None:
+    grammars = grammars_of(byte_level())
+    texts = "[ab]", "[ab]{2}", "ba", "ab"
+    drawn, other, late, another = [compiled(grammars, "regex", text) for text in texts]
+    masks_of(grammars, [drawn, other])
+    newest, mask = drawn.mask, bytes(drawn.mask)
+    del drawn
+    wait_until(lambda: grammars.is_ready(late))
+    assert (bytes(newest), late.seat) == (mask, 2)
+    if goes_on:  # the step before has drawn then
+        masks_of(grammars, [other])
+    else:
+        grammars.rest()
+    wait_until(lambda: grammars.is_ready(another))
+    assert another.seat == 0
 
 
 @contextlib.contextmanager
