@@ -18,7 +18,7 @@ ROOMS = {
     "ports": 4003,
     "domain": 9037,
     "kernels": 15150,
-    "adapters/pytorch": 16611,
+    "adapters/pytorch": 16647,
     "adapters": 11107,
     "entrypoints/server": 10949,
     "entrypoints": 11901,
