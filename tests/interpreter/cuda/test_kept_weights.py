@@ -27,7 +27,7 @@ from tests.plans import SIZES, Driver, admitted
 from tests.unit.adapters.gguf.gguf_files import write_gguf
 from tests.unit.adapters.pytorch.packed_layouts import LAYOUTS
 from tests.unit.adapters.pytorch.test_integer_weights import pack as pack_integers
-from tests.unit.adapters.pytorch.test_kept_weights import pack, store
+from tests.unit.adapters.pytorch.test_kept_weights import MIXTURES, pack, store, weights
 from tests.unit.adapters.pytorch.tiny_models import GPT_OSS, LATENT, PagedRun, make_prompt, make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -92,6 +92,24 @@ def test_answers_are_the_same(tmp_path: Path, name: str, *, deterministic: bool)
     )
     assert kept == plain
     assert len(kept[1]) == 5
+
+
+@cases(
+    ("family", "form"),
+    [("mixtral", "fp8"), ("deepseek_v3", "int4")],
+    also=itertools.product(MIXTURES, ("fp8", "int4")),
+)
+def test_experts_in_a_form_answer_as_what_they_stand_for(tmp_path: Path, family: str, form: str) -> None:
+    tiny = make_tiny_model(tmp_path, family, **MIXTURES[family])
+    how: dict[str, Any] = {"dtype": torch.float32, "device": DEVICE, "keep": True}
+    narrow, wide = (build_model(tiny.spec, str(tmp_path), **how, quantization=each) for each in (form, None))
+    assert {each.name for mixture in narrow.mixtures() for each in mixture.forms} == {form}
+    targets = weights(wide)
+    for name, each in weights(narrow).items():
+        target = targets[name]
+        assert isinstance(target, torch.Tensor)
+        target.copy_(each.float())
+    assert answers(narrow, deterministic=False) == answers(wide, deterministic=False)
 
 
 @cases(

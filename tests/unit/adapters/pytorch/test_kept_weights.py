@@ -22,7 +22,7 @@ from nanoserve.kernels.forms import FORMS, FP8, StoredWeight
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from tests.unit.adapters.pytorch.test_mxfp4 import STACKS, random_parts
 from tests.unit.adapters.pytorch.test_weight_scales import quantized
-from tests.unit.adapters.pytorch.tiny_models import CPU, GPT_OSS, LATENT, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import CASES, CPU, GPT_OSS, LATENT, make_tiny_model
 
 pytestmark = pytest.mark.usefixtures("plain_products")
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -31,6 +31,36 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "minimax_m2": {},
     "deepseek_v3": {**LATENT, "moe_intermediate_size": 128, "hidden_size": 144},
 }
+
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"hidden_size": 64, "moe_intermediate_size": 32},
+    "mixtral": {"hidden_size": 64, "intermediate_size": 32},
+    "minimax_m2": {"hidden_size": 96, "intermediate_size": 32},
+    "olmoe": {"hidden_size": 64, "intermediate_size": 32, "head_dim": 16},
+    "deepseek_v3": {**LATENT, "hidden_size": 64, "moe_intermediate_size": 128},
+    "glm4_moe": {**CASES["glm4_moe"], "hidden_size": 64, "moe_intermediate_size": 128},
+    "qwen3_next": {
+        **CASES["qwen3_next"],
+        "hidden_size": 64,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+    },
+}
+"""Mixtures whose matrices are of whole words in every form, and whose shared experts are cut between blocks."""
+
+
+def stack_experts(folder: Path, plain: DecoderModel) -> None:
+    """Write experts as stacks, gates before up projections."""
+    tensors = load_file(folder / "model.safetensors")
+    for name, (_, parts) in plain.stacks().items():
+        if len(parts) > 1 and all(each in tensors for each in parts):
+            experts = [tensors.pop(each) for each in parts]
+            pairs = len(parts) // 2 if "gate_up" in name else len(parts)
+            tensors[name] = torch.stack(
+                [torch.cat(each) for each in zip(*[iter(experts)] * (len(parts) // pairs), strict=True)]
+            )
+    save_file(tensors, folder / "model.safetensors")
 
 
 def is_projection(name: str) -> bool:
@@ -161,11 +191,36 @@ def test_forms_are_made_of_plain_weights_as_they_arrive(tmp_path: Path, form: st
         assert (each.float() - wanted).abs().max() < error * wanted.abs().max()
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("form", ["fp8", "int4"])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_are_made_of_plain_ones_as_they_arrive(
+    tmp_path: Path, family: str, form: str, *, stacked: bool
+) -> None:
+    """Each by itself, whether the checkpoint has them one by one or as the stacks of transformers; a shared one is cut up in its form."""
+    tiny = make_tiny_model(tmp_path, family, **MIXTURES[family])
+    how: dict[str, Any] = {"dtype": torch.float32, "device": CPU}
+    plain = build_model(tiny.spec, str(tmp_path), **how)
+    if stacked:
+        stack_experts(tmp_path, plain)
+    made = build_model(tiny.spec, str(tmp_path), **how, quantization=form, keep=True)
+    wanted, found = weights(plain), weights(made)
+    assert {each.name for mixture in made.mixtures() for each in mixture.forms} == {form}
+    for name, each in found.items():
+        whole = wanted[name]
+        assert isinstance(whole, Tensor)
+        if isinstance(each, StoredWeight):
+            assert torch.equal(each.float(), StoredWeight(each.form, *each.form.quantize(whole)).float())
+        else:
+            assert torch.equal(each, whole)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_a_plain_weight_is_gone_before_the_next_one_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     """So that no model is there in two forms."""
-    tiny, quantize = make_tiny_model(tmp_path), FP8.quantize
+    tiny, quantize = make_tiny_model(tmp_path, family), FP8.quantize
     made: list[weakref.ref[Tensor]] = []
 
     def watched(form: FP8, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,7 +232,8 @@ def test_a_plain_weight_is_gone_before_the_next_one_comes(
     kept = build_model(
         tiny.spec, str(tmp_path), dtype=torch.float32, device=CPU, quantization="fp8", keep=True
     )
-    assert len(made) == 7 * len(kept.layers)
+    each = 7 if family == "llama" else 4 + 3 * 7  # q, k, v and o, and three of each expert
+    assert len(made) == each * len(kept.layers)
 
 
 @pytest.mark.parametrize("form", ["int8", "fp8"])
@@ -220,5 +276,7 @@ def test_what_8_bit_floats_cannot_be_made_of_is_refused(tmp_path: Path) -> None:
         build_model(tiny.spec, str(tmp_path), **how)
     with pytest.raises(BadValueError, match=r"stored quantized \(int4\)"):
         build_model(attrs.evolve(tiny.spec, stored="int4"), str(tmp_path), **how, keep=True)
-    with pytest.raises(BadValueError, match="no kernels for a mixture of experts"):
-        build_model(make_tiny_model(tmp_path, "qwen3_moe").spec, str(tmp_path), **how, keep=True)
+    for family in ("gpt_oss", "granitemoe"):
+        stacked = make_tiny_model(tmp_path, family, **CASES[family]).spec
+        with pytest.raises(BadValueError, match=f"fp8 cannot be made of the experts of {family}"):
+            build_model(stacked, str(tmp_path), **how, keep=True)

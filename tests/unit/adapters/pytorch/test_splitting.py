@@ -25,7 +25,7 @@ from tests.process.encoder_models import make_encoder
 from tests.unit.adapters.gguf.gguf_files import write_gguf
 from tests.unit.adapters.pytorch.packed_layouts import LAYOUTS
 from tests.unit.adapters.pytorch.test_integer_weights import pack
-from tests.unit.adapters.pytorch.test_kept_weights import assert_same, store, weights
+from tests.unit.adapters.pytorch.test_kept_weights import MIXTURES, assert_same, stack_experts, store, weights
 from tests.unit.adapters.pytorch.test_kept_weights import pack as pack_experts
 from tests.unit.adapters.pytorch.tiny_models import (
     CASES,
@@ -161,6 +161,12 @@ WIDE: dict[str, Any] = {
     "intermediate_size": 256,
     **FOUR_HEADS,
 }
+EVEN_EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "intermediate_size": 256},
+    "qwen3_moe": {"num_experts": 8, "moe_intermediate_size": 256},
+    "deepseek_v3": {"moe_intermediate_size": 256},
+}
+"""Experts that two ranks divide, in whole groups of numbers."""
 TYPES = ["sliding_attention", "full_attention"]
 STORED: dict[str, Callable[[Path], tuple[TinyModel, int]]] = {
     "blocks": _floats("blocks", "llama", WIDE, 8),
@@ -304,6 +310,29 @@ def test_each_rank_puts_its_part_of_the_head_into_a_form(tmp_path: Path, *, tied
     parts = [each.head.matrix.float() for each in split(tiny, 2, keep=True, quantize_head="int8")]
     assert torch.equal(torch.cat(parts), whole.head.matrix.float())
     assert whole.head.weight_form is not None
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("form", ["fp8", "int4"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
+def test_each_rank_makes_forms_of_its_experts(
+    tmp_path: Path, family: str, form: str, *, stacked: bool, expert_parallel: bool
+) -> None:
+    config = {**MIXTURES[family], **FOUR_HEADS, **EVEN.get(family, {}), **EVEN_EXPERTS[family]}
+    tiny = make_tiny_model(tmp_path, family, **config)
+    if stacked:
+        stack_experts(tmp_path, tiny.build())
+    made, plain = (split(tiny, 2, each, keep=True, expert_parallel=expert_parallel) for each in (form, None))
+    for own, part in zip(made, plain, strict=True):
+        wanted, found = weights(part), weights(own)
+        assert {each.name for mixture in own.mixtures() for each in mixture.forms} == {form}
+        for name, each in found.items():
+            whole = wanted[name]
+            assert isinstance(whole, Tensor)
+            if isinstance(each, StoredWeight):
+                whole = StoredWeight(each.form, *each.form.quantize(whole)).float()
+            assert torch.equal(each.float(), whole), name
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -145,7 +145,8 @@ class Experts(Part):
         size, count = self.spec.size, len(self.held)
         up, down = self.shared_gate_up, self.shared_down
         _cut_rows(up.weight, self.gate_up[count:], size)
-        _cut_columns(down.weight, self.down[count:], size)
+        form = self.down_form
+        _cut_columns(down.weight, self.down[count:], size if form is None else form.stored_width(size))
         if up.weight_scales is not None and self.gate_up_scales is not None:
             _cut_rows(up.weight_scales, self.gate_up_scales[count:], size)
         if down.weight_scales is not None and self.down_scales is not None:

@@ -34,7 +34,7 @@ from nanoserve.adapters.pytorch.weights.checkpoint import HEAD, Destinations, ha
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.kv_scales import fill_kv_scales
 from nanoserve.adapters.pytorch.weights.noise import SCALE, fill_randomly
-from nanoserve.kernels.forms import FORMS, Form
+from nanoserve.kernels.forms import FORMS, PLAIN, Form
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, LayerSpec, Mixer
 from nanoserve.ports.model_spec import DraftSpec, ModelSpec
@@ -97,7 +97,7 @@ def build_model(
 
     Raises:
         ModelLoadError: an unknown architecture, or weights that are missing, left over, mis-shaped or corrupt.
-        BadValueError: an unknown quantization, or one of experts; a model that cannot be split so.
+        BadValueError: an unknown quantization, or one that cannot be made of these experts; a model that cannot be split so.
     """
     _page(spec)  # known before a file is opened
     if draft is not None and isinstance(spec.draft, ModelSpec):
@@ -114,6 +114,7 @@ def build_model(
     stored = keeps and (spec.stored is not None or is_gguf(Path(folder)))
     forms = keeping.stored_forms(folder, model, spec.packing) if stored and made is None else {}
     _keep(model, forms if made is None else _fitting(model, made), head=quantize_head)
+    _check_experts(model, None if made is None else quantization)
     _load(spec, folder, model, made, read=False)
     _settle(model, take or functools.partial(empty_tensors, device=device))
     if read:
@@ -161,16 +162,15 @@ def _load(spec: ModelSpec, folder: str, model: DecoderModel, made: Form | None, 
 
 def destinations(model: DecoderModel, made: Form | None = None) -> Destinations:
     """The tensors of a model, or of a rank's part of one, that a checkpoint fills; plain ones are put into the form `made`, the head into its own."""
-    targets, head = keeping.scale_targets(model), model.head.weight_form
-    forms = {name: head if name.endswith(HEAD) else made for name in targets}
+    forms = keeping.kept_forms(model)
     return Destinations(
         model.checkpoint_tensors(),
         tied_head=model.spec.tied_embeddings,
         stacks=model.stacks(),
         unused=model.unused,
-        scale_targets=targets,
+        scale_targets=keeping.scale_targets(model),
         slices=model.slices,
-        made={name: form for name, form in forms.items() if form is not None},
+        made={name: form for name, form in forms.items() if made is not None or name.endswith(HEAD)},
     )
 
 
@@ -193,6 +193,7 @@ def build_random_model(
     model = _shaped(spec, dtype, ranks, **how)
     forms = keeping.all_forms(model, spec.stored) if keeps and spec.stored is not None else {}
     _keep(model, forms if made is None else _fitting(model, made), head=quantize_head)
+    _check_experts(model, None if made is None else quantization)
     _settle(model, take or functools.partial(empty_tensors, device=device))
     fill_kv_scales(model)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
@@ -259,10 +260,10 @@ def _divided(count: int, what: str, spec: ModelSpec, size: int) -> int:
 
 def _made_form(spec: ModelSpec, quantization: str | None, *, keeps: bool) -> Form | None:
     """The form that plain weights are put into as they arrive; raises `BadValueError` for a quantization that cannot be."""
-    if quantization is not None and any(isinstance(layer.feed, ExpertsSpec) for layer in spec.layers):
-        message = f"{quantization} has no kernels for a mixture of experts; leave it out"
-        raise BadValueError("quantization", message)
     if quantization not in MADE or (quantization == "int4" and not keeps):
+        if quantization is not None and any(isinstance(layer.feed, ExpertsSpec) for layer in spec.layers):
+            message = f"{quantization} has no kernels for a mixture of experts on a CPU; leave it out"
+            raise BadValueError("quantization", message)
         return None
     if not keeps:
         raise BadValueError("quantization", "fp8 is for a GPU; leave it out, or take int8 or int4 on a CPU")
@@ -284,6 +285,15 @@ def _keep(model: DecoderModel, forms: Mapping[str, Form], *, head: str | None) -
     keeping.keep_as_stored(model, forms)
     if head is not None:
         keeping.narrow_head(model, FORMS[head])
+
+
+def _check_experts(model: DecoderModel, quantization: str | None) -> None:
+    """Raise `BadValueError` if experts stay plain where a form was asked for: their rows, or their cuts, do not fit it, or a checkpoint has them in another order."""
+    if quantization is not None and any(PLAIN in each.forms for each in model.mixtures()):
+        message = (
+            f"{quantization} cannot be made of the experts of {model.spec.architecture} here; leave it out"
+        )
+        raise BadValueError("quantization", message)
 
 
 def _slices(spec: ModelSpec, model: DecoderModel, ranks: Communicator) -> Slices | None:

@@ -74,7 +74,12 @@ class Destinations:
             if (form := self.made.get(name, forms.get(name))) is not None:
                 width = form.width(wholes[name].shape[1])
                 wholes[name] = torch.empty(len(wholes[name]), width, device="meta")
-        return Slices(0, 1, wholes, self.stacks, {})
+        stacks = dict(self.stacks)
+        for name, (tensor, parts) in self.stacks.items():
+            if (form := self.made.get(parts[0])) is not None:
+                size = *tensor.shape[:-1], form.width(tensor.shape[-1])
+                stacks[name] = torch.empty(size, device="meta"), parts
+        return Slices(0, 1, wholes, stacks, {})
 
     def ignored(self, *, alone: bool = False) -> tuple[str, ...]:
         """The ends of names that are left out; a tied head that is `alone`, without an embedding, is not."""
@@ -161,6 +166,7 @@ def overlay(tensors: Iterable[StoredTensor], into: Destinations, lanes: Sequence
 def _fill_or_make(plain: Sequence[StoredTensor], into: Destinations, lanes: Sequence[Lane]) -> None:
     """Copy plain tensors, or a rank's parts of them, and put those that have a target for scales into the form."""
     own, slices = into.own(), into.parts()
+    plain = [each for stored in plain for each in _matrices(stored, into, slices)]
     copied = [stored for stored in plain if stored.name not in into.made]
     if slices.size == 1:
         _fill([(stored, own[stored.name]) for stored in copied], lanes)
@@ -170,6 +176,13 @@ def _fill_or_make(plain: Sequence[StoredTensor], into: Destinations, lanes: Sequ
     for stored in plain:
         if stored.name in into.made:
             _make(stored, into, slices, lanes)
+
+
+def _matrices(stored: StoredTensor, into: Destinations, slices: Slices) -> list[StoredTensor]:
+    """A tensor, or of a stack that is put into a form those matrices that have a place here."""
+    names = slices.whole_stacks.get(stored.name, (None, ()))[1]
+    in_form = not into.made.keys().isdisjoint(names)
+    return [each for each in stored.cut(names) if each.name in into.made] if in_form else [stored]
 
 
 def _fill(matches: Sequence[tuple[StoredTensor, Tensor]], lanes: Sequence[Lane]) -> None:

@@ -140,6 +140,13 @@ def scale_targets(model: Model) -> dict[str, Tensor]:
     return targets
 
 
+def kept_forms(model: Model) -> dict[str, Form]:
+    """The form of each tensor that is kept in one, by its name."""
+    kept = {_memory(numbers): form for form, numbers, _ in _kept(model)}
+    names = model.checkpoint_tensors().items()
+    return {name: kept[_memory(tensor)] for name, tensor in names if _memory(tensor) in kept}
+
+
 def kept_scales(model: Model) -> Iterator[tuple[Form, Tensor]]:
     """The scales of each parameter that is kept as stored, and its form."""
     return ((form, scales) for form, _, scales in _kept(model))

@@ -46,6 +46,11 @@ class StoredTensor:
         """The type of its numbers."""
         return self.data.dtype
 
+    def cut(self, names: Sequence[str]) -> Iterator[StoredTensor]:
+        """A stack's matrices, or equal parts of its matrices' rows, by their names."""
+        for index, data in enumerate(self.data.flatten(0, 1).chunk(len(names))):
+            yield attrs.evolve(self, name=names[index], data=data, offset=self.offset + index * data.nbytes)
+
 
 def stored_tensors(
     file: Path, ignored: tuple[str, ...] = (), wanted: tuple[str, ...] = ("",), *, is_mapped: bool = True
