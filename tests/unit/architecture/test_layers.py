@@ -22,6 +22,7 @@ KERNEL_FILES = {
     "triton_choice",
     "triton_tiles",
     "tuning_tiles",
+    "tuning_table",
     "launch",
     "tuning",
     "cases",

@@ -261,6 +261,29 @@ def verify(configuration: Configuration) -> None:
 
 
 @options.command(
+    "nanoserve tune",
+    {
+        "Model": (options.MODEL, *options.LOADING),
+        "Measuring": (
+            options.option(
+                "--rows", metavar="N,...", default="1,8,16,32,64,128,256", help="Tokens at once, 256 at most."
+            ),
+            options.option("--out", help="Write the table here, not where engines look for it."),
+        ),
+    },
+    argument="model",
+)
+def tune(configuration: Configuration, *, rows: str, out: str | None) -> None:
+    """Measure which tiles the products of MODEL are fastest with on this GPU, for engines that start here from now on.
+
+    A model, or a shape with random weights, takes a minute or two. Engines with --deterministic keep the tiles that they have.
+    """
+    from nanoserve.entrypoints.bench.tuning import run_tuning  # noqa: PLC0415 - loads torch
+
+    run_tuning(configuration, rows=rows, out=out)
+
+
+@options.command(
     "nanoserve top",
     {
         "Server": (

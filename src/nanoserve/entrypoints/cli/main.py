@@ -97,7 +97,7 @@ _TASKS: Final = {
     "Get text": (commands.generate, commands.chat, commands.serve, run_batch),
     "Get vectors": (commands.embed,),
     "Watch the engine": (commands.top, commands.inspect),
-    "Check and measure": (commands.models, commands.verify, bench, commands.env),
+    "Check and measure": (commands.models, commands.verify, bench, commands.tune, commands.env),
     "Set up": (completion,),
 }
 EXTENSIONS: Final = "nanoserve.commands"

@@ -56,6 +56,7 @@ from nanoserve.entrypoints.compose.config.kinds import named_loras
 from nanoserve.entrypoints.compose.group import RankGroup, start_group
 from nanoserve.entrypoints.compose.log import log_failed_step
 from nanoserve.entrypoints.compose.offload import count_slots, open_directory, open_kv_events
+from nanoserve.entrypoints.compose.printable import counted
 from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
@@ -67,6 +68,7 @@ from nanoserve.ports.steering import KV_CACHE, WEIGHTS
 
 if TYPE_CHECKING:
     from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
+    from nanoserve.adapters.pytorch.cuda.tuner import Finding
 
 Runner: TypeAlias = "TorchRunner | CudaRunner | LeadingRunner[Any]"
 _Built: TypeAlias = tuple[Runner, EngineSizes, MemoryBudget]
@@ -121,6 +123,13 @@ def build_bench(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Be
     runner, facts = _build_runner(settings, loaded)
     engine = _build_engine(settings, loaded, runner, facts, tokenizer=None)
     return BenchParts(engine=engine, spec=found.spec, facts=facts)
+
+
+def tune_products(settings: EngineSettings, found: Survey, *how: Any) -> tuple[Path, list[Finding]]:
+    """Measure a model's products on the GPU; see `tile_tables.tune_into`."""
+    from nanoserve.adapters.pytorch.cuda.tile_tables import tune_into  # noqa: PLC0415 - needs a GPU
+
+    return tune_into(_load(settings, found, Stopwatch()).model, *how)
 
 
 def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, MakeRunner]:
@@ -328,13 +337,18 @@ def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
 def _make_gpu_runner(
     settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes, pools: PoolRequest | None, **others: Any
 ) -> tuple[CudaRunner, MemoryBudget]:
-    from nanoserve.adapters.pytorch.cuda import building  # noqa: PLC0415 - needs a GPU
+    from nanoserve.adapters.pytorch.cuda import building, tile_tables  # noqa: PLC0415 - needs a GPU
 
     partners = None
     if others:
         from nanoserve.adapters.pytorch.parallel.peer_memory import PeerMemory  # noqa: PLC0415 - needs several
 
         partners = building.Partners(make_memory=PeerMemory, **others)
+    count, complaints = tile_tables.load(loaded.model, deterministic=settings.deterministic)
+    for each in complaints:
+        structlog.get_logger().warning(each)
+    if count:
+        loaded.watch.lap(f"{counted(count, 'tile')} from tables")
     return building.build_runner(
         loaded.model,
         sizes,

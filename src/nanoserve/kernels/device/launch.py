@@ -55,6 +55,11 @@ def shared_memory(device: torch.device) -> int:
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 99 * 1024))
 
 
+def tile_room(device: torch.device) -> int:
+    """Bytes of shared memory that a program's tiles may have: kernels need 2 KiB beside them."""
+    return shared_memory(device) - 2048
+
+
 class SplitScratch(NamedTuple):
     """Partial sums of every (place, head, split), in this order (see `softmax.py`); kernels in one stream may share it.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterable
 from typing import NamedTuple, Self, TypeGuard
 
@@ -14,8 +16,8 @@ from nanoserve.kernels.device.launch import (
     described_rows,
     has_wgmma,
     launch_options,
-    shared_memory,
     supports_pdl,
+    tile_room,
 )
 from nanoserve.kernels.forms import FP8, PLAIN, Form, StoredWeight, form_of, row_arguments, step_arguments
 from nanoserve.kernels.gates import Activation
@@ -32,20 +34,16 @@ from nanoserve.kernels.linear.tuning import (
     skinny_tile,
     split_count,
 )
+from nanoserve.kernels.linear.tuning_table import TABLE, form_name, fp8_way, measured, packed_way
 from nanoserve.kernels.linear.tuning_tiles import (
     FP8_TILES,
     fp8_rows,
-    fp8_tile,
     invariant_rows,
     invariant_tile,
     packed_pays,
     packed_scratch,
-    packed_tile,
     packed_ways,
 )
-
-_MARGIN = 2048
-"""Bytes of shared memory that a kernel needs beside its tiles."""
 
 
 class LinearWorkspace(NamedTuple):
@@ -74,14 +72,14 @@ class LinearWorkspace(NamedTuple):
         num_partials, num_counters = 1, 1
         buckets = [bm for bm in (8, 16, 32, 64, 128) if bm <= padded(min(max_m, MAX_SKINNY_M))]
         for shape, form in {(each.shape, form) for each in weights for form in (PLAIN, form_of(each))}:
-            for bm in buckets:
-                tile = _tile(bm, shape, dtype.itemsize, device, form, gate=False, splits=None)
+            for bm, gate in itertools.product(buckets, (False, True)):
+                tile = _tile(bm, shape, dtype.itemsize, device, form, gate=gate, splits=None)
                 if tile.splits > 1:
                     tiles = triton.cdiv(shape[0], tile.bn)
                     num_partials = max(num_partials, tiles * tile.splits * tile.bn * tile.bm)
                     num_counters = max(num_counters, tiles)
             if dtype.itemsize < 4 and form.per_word > 1:
-                partials, tiles = packed_scratch(*shape)
+                partials, tiles = packed_scratch(shape[0], shape[1], functools.partial(packed_way, form))
                 num_partials, num_counters = max(num_partials, partials), max(num_counters, tiles)
         return cls(
             torch.empty(num_partials, dtype=torch.float32, device=device),
@@ -122,7 +120,8 @@ def row_linear(
     """
     n, k = weight.shape
     form = form_of(weight) if x.element_size() == 2 else PLAIN
-    tile = row_tile(n, k, 8 * weight.nbytes // (n * k), gate=gate is not None, form=form)
+    tile = measured("row gated" if gate else "row", form, (n, k), 1)
+    tile = tile or row_tile(n, k, 8 * weight.nbytes // (n * k), gate=gate is not None, form=form)
     if tile.straight:
         stored = step_arguments(weight, straight=True) | {"UNIT": 1, "maxnreg": MOST_REGISTERS}
     else:
@@ -180,7 +179,8 @@ def skinny_linear(
 
 def slice_count(m: int, weight: Tensor | StoredWeight) -> int:
     """The slices into which `split_linear` cuts K for m rows of x."""
-    return split_count(m, *weight.shape, form=form_of(weight))
+    found = measured("split", form_of(weight), weight.shape, m)
+    return found.splits if found else split_count(m, *weight.shape, form=form_of(weight))
 
 
 def split_linear(
@@ -275,10 +275,13 @@ def takes_packed(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWe
 
 def stored_ways(weight: Tensor | StoredWeight, x: Tensor) -> list[int]:
     """Numbers of rows like x, one for each way in which many of them multiply with a stored weight."""
+    form = form_of(weight)
+    shape = form_name(form), *weight.shape
+    kept = [key.rows for key in TABLE if key[1:4] == shape and key.kind in {"fp8", "packed"}]
     if takes_fp8(weight, x):
-        return fp8_rows(len(weight), blocks=weight.scales.shape[-1] > 1)
-    packed = form_of(weight).per_word > 1 and x.element_size() < 4
-    return packed_ways(*weight.shape) if packed else []
+        return [*fp8_rows(len(weight), blocks=weight.scales.shape[-1] > 1), *kept]
+    packed = form.per_word > 1 and x.element_size() < 4
+    return [*packed_ways(*weight.shape), *kept] if packed else []
 
 
 def packed_linear(
@@ -301,7 +304,10 @@ def packed_linear(
         residual: [T, N], contiguous, added to the sum; may be `out` itself.
     """
     n, k = weight.shape
-    (tile, splits), described = packed_tile(triton.cdiv(len(x), 64) * 64, n, k), has_wgmma(x.device)
+    (tile, splits), described = (
+        packed_way(weight.form, triton.cdiv(len(x), 64) * 64, n, k),
+        has_wgmma(x.device),
+    )
     packed_kernel[(triton.cdiv(len(x), tile.bt) * triton.cdiv(n, tile.bn), splits)](
         x_ptr=described_rows(x, tile.bt, tile.bk) if described else x, **step_arguments(weight), out_ptr=out, bias_ptr=bias, residual_ptr=residual,
         partials_ptr=workspace.partials, counters_ptr=workspace.counters, T=len(x), N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band, SPLITS=splits,
@@ -335,7 +341,7 @@ def fp8_linear(
     num_rows, (n, k) = len(x), weight.shape
     scales, form = weight.scales, weight.form
     assert isinstance(form, FP8)
-    tile = FP8_TILES[-2][0] if invariant else fp8_tile(num_rows, n, blocks=scales.shape[-1] > 1)
+    tile = FP8_TILES[-2][0] if invariant else fp8_way(form, num_rows, n, k)
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
         x_ptr=x, x_scale_ptr=x_scales, weight_ptr=weight.numbers, scale_ptr=scales, out_ptr=out, bias_ptr=bias,
         residual_ptr=residual, T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band,
@@ -356,8 +362,9 @@ def _tile(
 ) -> SkinnyTile:
     if m > MAX_SKINNY_M:
         raise ValueError(f"{m} rows are more than the {MAX_SKINNY_M} that these products are made for")
-    room = shared_memory(device) - _MARGIN
-    return skinny_tile(m, *shape, itemsize, gate=gate, splits=splits, room=room, form=form)
+    kind = "split" if splits is not None else "skinny gated" if gate else "skinny"
+    found, room = measured(kind, form, shape, m), tile_room(device)
+    return found or skinny_tile(m, *shape, itemsize, gate=gate, splits=splits, room=room, form=form)
 
 
 def _pairs(x: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -127,9 +128,11 @@ def packed_ways(n: int, k: int) -> list[int]:
     return [*{packed_tile(rows, n, k) if packed_pays(rows, n, k) else None: rows for rows in every}.values()]
 
 
-def packed_scratch(n: int, k: int) -> tuple[int, int]:
-    """The most partial sums that such a product leaves, and the most tiles that it leaves them for."""
-    every = [(rows, *packed_tile(rows, n, k)) for rows in range(64, MOST_PACKED_ROWS + 1, 64)]
+def packed_scratch(
+    n: int, k: int, way: Callable[[int, int, int], tuple[InvariantTile, int]]
+) -> tuple[int, int]:
+    """The most partial sums that such a product leaves if it is cut this `way`, and the most tiles that it leaves them for."""
+    every = [(rows, *way(rows, n, k)) for rows in range(64, MOST_PACKED_ROWS + 1, 64)]
     cut = [(splits, tile, triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn)) for rows, tile, splits in every if splits > 1 and packed_pays(rows, n, k)]  # fmt: skip
     partials = max((count * splits * tile.bt * tile.bn for splits, tile, count in cut), default=0)
     return partials, max((count for *_, count in cut), default=0)
