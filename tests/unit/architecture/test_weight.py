@@ -19,7 +19,7 @@ ROOMS = {
     "domain": 9037,
     "kernels": 15390,
     "adapters/pytorch": 17025,
-    "adapters": 11107,
+    "adapters": 11115,
     "entrypoints/server": 10949,
     "entrypoints": 12001,
 }
