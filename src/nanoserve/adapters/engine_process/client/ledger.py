@@ -16,8 +16,9 @@ REFUSED: Final = "refused"
 
 ACCEPTED: Final = "accepted"
 RUNNING: Final = "running"
+GIVEN_UP: Final = "given_up"
 _REASONS: Final = (*(reason.value for reason in FinishReason), REFUSED)
-LEDGER_NAMES: Final = (ACCEPTED, RUNNING, *_REASONS)
+LEDGER_NAMES: Final = (ACCEPTED, RUNNING, GIVEN_UP, *_REASONS)
 """The names of the counts of a ledger."""
 _COUNTERS: Final = (
     *("steps", "preemptions", "prompt_tokens", "generated_tokens", "drafted_rows", "draft_tokens"),
@@ -30,10 +31,11 @@ _OF_TIERS: Final = ("stored", "loaded", "evicted", "refused")
 
 @attrs.frozen
 class SequenceCounts:
-    """A ledger at one moment; `finished` is by reason."""
+    """A ledger at one moment; `finished` is by reason, and `given_up` counts requests that ended as the cause of deaths."""
 
     accepted: int
     running: int
+    given_up: int
     finished: dict[str, int]
 
     @property
@@ -64,9 +66,9 @@ class Ledger:
     def read(self) -> SequenceCounts:
         """All of it, as of one moment."""
         counts = self.counts.read(LEDGER_NAMES)
-        accepted, running = counts.pop(ACCEPTED), counts.pop(RUNNING)
+        accepted, running, given_up = (counts.pop(name) for name in (ACCEPTED, RUNNING, GIVEN_UP))
         finished = {reason: count for reason, count in counts.items() if count or reason != REFUSED}
-        return SequenceCounts(accepted, running, finished)
+        return SequenceCounts(accepted, running, given_up, finished)
 
     def add(self, name: str, number: int = 1) -> None:
         """So many more sequences were `ACCEPTED`, hold a device row (`RUNNING`), or have ended for a reason."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import socket
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from nanoserve.adapters.engine_process.wire.codec import FrameCutter, WireError
 
 @attrs.define(eq=False)
 class Line(asyncio.Protocol):
-    """Sends until the connection is lost, and cuts off a peer that cannot be understood or does not read.
+    """Sends until the connection is lost, and cuts off a peer that cannot be understood or does not read. What one that has ended had sent is taken.
 
     Args:
         take: called with each body; raises `WireError` for one that no correct peer sends.
@@ -30,10 +31,13 @@ class Line(asyncio.Protocol):
     _on_lost: Callable[[], None] = attrs.field(default=lambda: None, kw_only=True)
     gone: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)
     _frames: FrameCutter = attrs.field(factory=FrameCutter, init=False)
+    _twin: socket.socket = attrs.field(init=False)
     _transport: asyncio.WriteTransport | None = attrs.field(default=None, init=False)
 
     async def open(self, connection: socket.socket) -> None:
         """Read and write this connection from now on."""
+        self._twin = connection.dup()
+        self._twin.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=connection)
 
     def send(self, frame: bytes) -> None:
@@ -58,7 +62,10 @@ class Line(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)
 
-    def connection_lost(self, _error: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
+        with self._twin, contextlib.suppress(OSError):
+            while error is not None and (data := self._twin.recv(1 << 16)):  # where a write has failed
+                self.data_received(data)
         self.gone.set()
         self._on_lost()
 

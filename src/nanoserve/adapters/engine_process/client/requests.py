@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from nanoserve.adapters.engine_process.client.ledger import ACCEPTED, REFUSED, RUNNING, Ledger
+from nanoserve.adapters.engine_process.client.ledger import ACCEPTED, GIVEN_UP, REFUSED, RUNNING, Ledger
 from nanoserve.ports import errors
 from nanoserve.ports.engine_link import Abort, Add, Command, Refused
 from nanoserve.ports.errors import BadValueError, DuplicateRequestError, EngineDiedError, NanoserveError
@@ -257,6 +257,7 @@ class Requests:
             else:
                 cause = "in the middle of the answer; send the request again"
                 if not reply.has_been_read:
+                    self.ledger.add(GIVEN_UP)
                     cause = "twice while it computed this request, which is not tried a third time"
                 self._fail(reply, EngineDiedError(f"the engine ended {cause}"))
         return requeued, len(died) - requeued

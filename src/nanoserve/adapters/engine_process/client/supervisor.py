@@ -17,7 +17,6 @@ from nanoserve.adapters.engine_process.launching import Launched
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_link import Prepare, Start, Stop
 from nanoserve.ports.errors import EngineDiedError
-from nanoserve.ports.request import FinishReason
 
 FIRST_DELAY: Final = 1.0
 """Seconds before a spare that has died is replaced; they double with each that dies."""
@@ -107,21 +106,21 @@ class Restarts:
     in_a_row: int = 0
     blamed: int = 0
     answers: int = 0
-    errors: int = 0
+    given_up: int = 0
 
-    def note_death(self, answers: int, errors: int = 0) -> float | None:
+    def note_death(self, answers: int, given_up: int = 0) -> float | None:
         """Seconds to wait before the next engine (0, 1, 2, 4, ...), or None to give up.
 
-        `answers` have been finished until now by all engines: one that has finished some works. `errors` have ended, with
-        those that were given up for earlier deaths.
+        `answers` have been finished until now by all engines: one that has finished some works. Requests `given_up` until now were at
+        fault for earlier deaths.
         """
         if answers > self.answers:
             self.in_a_row, self.blamed = 1, 0
-        elif errors > self.errors and self.blamed < MOST_BLAMED:
+        elif given_up > self.given_up and self.blamed < MOST_BLAMED:
             self.blamed += 1
         else:
             self.in_a_row += 1
-        self.answers, self.errors = answers, errors
+        self.answers, self.given_up = answers, given_up
         if self.in_a_row >= MOST_DEATHS:
             return None
         self.total += 1
@@ -280,7 +279,7 @@ class Supervisor:
             self._engine.close(EngineStatus.FAILED, error)
             return None
         counts, reason = self._engine.ledger.read(), str(failure or "unknown")
-        delay = self._restarts.note_death(counts.answers, counts.finished[FinishReason.ERROR.value])
+        delay = self._restarts.note_death(counts.answers, counts.given_up)
         if delay is None:
             _log.error("the engine keeps ending and is not started again", ending=ending, reason=reason)
             error = EngineDiedError("the engine keeps ending and is not started again")

@@ -211,6 +211,7 @@ async def test_when_the_engine_dies_only_replies_that_were_read_are_lost() -> No
     left.cancel()
     assert board.replace_engine() == (2, 2)
     assert isinstance((await read(seen)).error, EngineDiedError)
+    assert board.requests.ledger.read().given_up == 0
     assert (await read(left)).reasons == {0: FinishReason.ABORT}
     assert board.added == ["unseen", "silent"]
     assert board.counts == (4, 0, 2)
@@ -263,6 +264,7 @@ async def test_only_those_on_rows_of_dying_engines_are_suspected_and_given_up() 
     board.turn(SequenceAdmitted("guilty", 0, 1, 0, resumed=False))
     assert board.replace_engine() == (2, 1)
     assert "twice" in str((await read(guilty)).error)
+    assert board.requests.ledger.read().given_up == 1
     assert board.added == ["beside", "waiting"]
     for _ in range(5):
         assert board.requests.lose_engine(any_ran=True) == (2, 0), "others ran"

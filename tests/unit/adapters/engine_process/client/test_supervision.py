@@ -42,10 +42,10 @@ def test_an_answer_between_deaths_forgives_them_but_they_stay_counted() -> None:
 
 def test_deaths_for_which_requests_have_ended_do_not_count_up_to_a_bound() -> None:
     restarts = Restarts()
-    delays = [restarts.note_death(7, errors) for errors in (0, 0, *range(1, MOST_BLAMED + 1))]
+    delays = [restarts.note_death(7, given_up) for given_up in (0, 0, *range(1, MOST_BLAMED + 1))]
     assert delays == [0.0, 1.0, *[1.0] * MOST_BLAMED]
     more = range(MOST_BLAMED + 1, MOST_BLAMED + 4)
-    assert [restarts.note_death(7, errors) for errors in more] == [2.0, 4.0, None]
+    assert [restarts.note_death(7, given_up) for given_up in more] == [2.0, 4.0, None]
 
 
 def look_until(watch: StallWatch, start: float, seconds: float, period: float = TICK) -> float | None:
