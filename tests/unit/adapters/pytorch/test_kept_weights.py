@@ -16,10 +16,13 @@ from torch import Tensor, nn
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.layers.experts import Experts
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model
+from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model, destinations
+from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint, overlay
 from nanoserve.adapters.pytorch.weights.keeping import kept_bytes
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
 from nanoserve.kernels.forms import FORMS, FP8, StoredWeight
 from nanoserve.ports.errors import BadValueError, ModelLoadError
+from tests.unit.adapters.pytorch.host_lane import HostLane
 from tests.unit.adapters.pytorch.test_mxfp4 import STACKS, random_parts
 from tests.unit.adapters.pytorch.test_weight_scales import quantized
 from tests.unit.adapters.pytorch.tiny_models import CASES, CPU, GPT_OSS, LATENT, make_tiny_model
@@ -213,6 +216,24 @@ def test_experts_are_made_of_plain_ones_as_they_arrive(
             assert torch.equal(each.float(), StoredWeight(each.form, *each.form.quantize(whole)).float())
         else:
             assert torch.equal(each, whole)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_experts_of_a_stack_are_read_by_lanes_where_they_lie(tmp_path: Path, *, in_memory: bool) -> None:
+    tiny = make_tiny_model(tmp_path, "qwen3_moe", **MIXTURES["qwen3_moe"])
+    how: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "keep": True}
+    stack_experts(tmp_path, build_model(tiny.spec, str(tmp_path), **how))
+    model = build_model(tiny.spec, str(tmp_path), **how, quantization="fp8")
+    before = {name: each.float().clone() for name, each in weights(model).items()}
+    for parameter in model.parameters():
+        parameter.zero_()
+    into = destinations(model, FORMS["fp8"])
+    if in_memory:
+        found = load_file(tmp_path / "model.safetensors").items()
+        overlay((StoredTensor(tmp_path, *each, 0, in_memory=True) for each in found), into, [HostLane()])
+    else:
+        load_checkpoint(str(tmp_path), into, lanes=[HostLane()])
+    assert all(torch.equal(each.float(), before[name]) for name, each in weights(model).items())
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])

@@ -49,7 +49,8 @@ class StoredTensor:
     def cut(self, names: Sequence[str]) -> Iterator[StoredTensor]:
         """A stack's matrices, or equal parts of its matrices' rows, by their names."""
         for index, data in enumerate(self.data.flatten(0, 1).chunk(len(names))):
-            yield attrs.evolve(self, name=names[index], data=data, offset=self.offset + index * data.nbytes)
+            begin = 0 if self.in_memory else self.offset + index * data.nbytes
+            yield attrs.evolve(self, name=names[index], data=data, offset=begin)
 
 
 def stored_tensors(
