@@ -17,7 +17,7 @@ from nanoserve.kernels.copies.cases import (
     check_embed_tokens,
     check_scatter_runs,
 )
-from nanoserve.kernels.copies.launch import PackedRuns, embed_tokens, pack_runs, scatter_runs
+from nanoserve.kernels.copies.launch import FEW, PackedRuns, embed_tokens, pack_runs, scatter_runs
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
@@ -55,9 +55,10 @@ def test_a_buffer_may_be_just_full_but_not_too_small() -> None:
         pack_runs(runs, torch.empty(8, dtype=torch.int32))
 
 
-def test_a_value_of_more_than_32_bits_is_refused() -> None:
-    with pytest.raises(struct.error):
-        pack_runs([(0, [2**31])], torch.empty(9, dtype=torch.int32))
+@pytest.mark.parametrize("count", [1, FEW])
+def test_a_value_of_more_than_32_bits_is_refused(count: int) -> None:
+    with pytest.raises((struct.error, OverflowError)):
+        pack_runs([(0, [2**31] * count)], torch.empty(99, dtype=torch.int32))
 
 
 def test_a_target_beyond_reach_of_32_bits_is_refused() -> None:
