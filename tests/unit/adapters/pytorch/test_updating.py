@@ -16,7 +16,9 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model
 from nanoserve.adapters.pytorch.sleeping import held_tensors, host_memories
 from nanoserve.adapters.pytorch.updating import ModelWeights
+from nanoserve.kernels.forms import StoredWeight
 from nanoserve.ports.errors import BadValueError, ConflictError
+from tests.unit.adapters.pytorch.test_kept_weights import MIXTURES
 from tests.unit.adapters.pytorch.tiny_models import CASES, PagedRun, TinyModel, make_prompt, make_tiny_model
 
 FORMS: dict[str, tuple[str, torch.dtype, str | None, dict[str, Any]]] = {
@@ -56,6 +58,36 @@ def test_a_head_in_a_form_is_made_of_an_update_s_too(tmp_path: Path, *, tied: bo
     update(ModelWeights(model, str(old.folder), None), new.folder)
     assert torch.equal(model.head.matrix.float(), loaded.head.matrix.float())
     assert torch.equal(model.embedding.weight, loaded.embedding.weight)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_experts_in_a_form_are_made_of_an_update_s_too(tmp_path: Path, family: str) -> None:
+    """Whole updates, and one expert's matrix."""
+    old, new = two(tmp_path, family, **MIXTURES[family])
+    how: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "keep": True}
+    model, before, loaded = (
+        build_model(each.spec, str(each.folder), **how, quantization="fp8") for each in (old, old, new)
+    )
+    weights = ModelWeights(model, str(old.folder), "fp8")
+    update(weights, new.folder)
+    assert_experts_equal(model, loaded)
+    update(weights, old.folder)
+    assert_experts_equal(model, before)
+    found = load_file(file_of(new.folder))
+    name = next(each for each in found if each.endswith("experts.1.down_proj.weight"))
+    (tmp_path / "part").mkdir()
+    save_file({name: found[name]}, file_of(tmp_path / "part"))
+    update(weights, tmp_path / "part", partial=True)
+    (mixture, *_), (wanted, *_), (kept, *_) = (each.mixtures() for each in (model, loaded, before))
+    assert torch.equal(mixture.experts.down[1].float(), wanted.experts.down[1].float())
+    assert torch.equal(mixture.experts.down[0].float(), kept.experts.down[0].float())
+
+
+def assert_experts_equal(model: DecoderModel, other: DecoderModel) -> None:
+    for ours, theirs in zip(model.mixtures(), other.mixtures(), strict=True):
+        assert isinstance(ours.experts.down, StoredWeight)
+        assert torch.equal(ours.experts.gate_up.float(), theirs.experts.gate_up.float())
+        assert torch.equal(ours.experts.down.float(), theirs.experts.down.float())
 
 
 def file_of(folder: Path) -> Path:
