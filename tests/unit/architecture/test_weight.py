@@ -18,7 +18,7 @@ ROOMS = {
     "ports": 4003,
     "domain": 9037,
     "kernels": 15390,
-    "adapters/pytorch": 17025,
+    "adapters/pytorch": 17030,
     "adapters": 11115,
     "entrypoints/server": 10949,
     "entrypoints": 12001,
