@@ -22,8 +22,8 @@ class _Unreadable(Exception):  # noqa: N818 - it never leaves this module
 
 
 def read_quantization(raw: Config) -> Read:
-    """The form of quantized weights by config.json's `quantization_config`, and how integers are packed; raises `ModelLoadError`, which names what can be read."""
-    config = raw.get("quantization_config")
+    """The form of quantized weights by config.json's `quantization_config`, once named `compression_config`, and how integers are packed; raises `ModelLoadError`, which names what can be read."""
+    config = raw.get("quantization_config", raw.get("compression_config"))
     if config is None:
         return None, None
     method = config.get("quant_method") if isinstance(config, dict) else config

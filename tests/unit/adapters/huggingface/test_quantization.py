@@ -67,6 +67,14 @@ def test_readable(config: Any, wanted: Any) -> None:
     assert read_quantization({} if config is None else {"quantization_config": config}) == wanted
 
 
+def test_the_older_name_of_compressed_tensors_config_is_read() -> None:
+    assert read_quantization({"compression_config": compressed()}) == read_quantization(
+        {"quantization_config": compressed()}
+    )
+    with pytest.raises(ModelLoadError, match="sparsity_config"):
+        read_quantization({"compression_config": compressed(sparsity_config={"format": "dense"})})
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [

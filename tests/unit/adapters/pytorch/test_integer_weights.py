@@ -166,12 +166,12 @@ def _one_nan(tensor: Tensor) -> Tensor:
         (
             "NVFP4",
             _set("weight_global_scale", torch.zeros_like),
-            "'a.weight_scale' has scales that are not finite",
+            "'a.weight_scale' has numbers that are not finite",
         ),
         (
             "NVFP4",
             _set("weight_global_scale", lambda each: each * torch.inf),
-            "'a.weight_global_scale' has scales that are not finite",
+            "'a.weight_global_scale' has numbers that are not finite",
         ),
         (
             "NVFP4",
@@ -187,10 +187,10 @@ def _one_nan(tensor: Tensor) -> Tensor:
         (
             "MXFP4",
             _set("weight_scale", lambda tensor: tensor.fill_(255)),
-            "'a.weight_scale' has scales that are not finite",
+            "'a.weight_scale' has numbers that are not finite",
         ),
-        ("awq", _set("scales", _one_nan), "'a.scales' has scales that are not finite"),
-        ("W4A16", _set("weight_scale", _one_nan), "'a.weight_scale' has scales that are not finite"),
+        ("awq", _set("scales", _one_nan), "'a.scales' has numbers that are not finite"),
+        ("W4A16", _set("weight_scale", _one_nan), "'a.weight_scale' has numbers that are not finite"),
         (
             "gptq",
             _set("scales", lambda each: each[:-1]),
@@ -272,6 +272,21 @@ def test_a_matrix_that_is_there_as_floats_too_is_named(tmp_path: Path, layout: s
     with pytest.raises(ModelLoadError, match=r"'a.weight' is there as floats and packed"):
         load_checkpoint(
             str(tmp_path), Destinations({"a.weight": torch.empty(16, 64)}), packing=LAYOUTS[layout].packing
+        )
+
+
+def test_a_matrix_that_is_packed_in_two_ways_is_named(tmp_path: Path) -> None:
+    tensors: dict[str, Tensor] = {}
+    for each in ("gptq", "W4A16"):
+        parts, _ = LAYOUTS[each].write(torch.randn(16, 128), 0)
+        tensors |= {f"a.{name}": tensor.contiguous() for name, tensor in parts.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"'a\.\w+' is not the only one packed as 'a.weight'"):
+        load_checkpoint(
+            str(tmp_path),
+            Destinations({"a.weight": torch.empty(16, 128)}),
+            packing=LAYOUTS["gptq"].packing,
+            read=False,
         )
 
 

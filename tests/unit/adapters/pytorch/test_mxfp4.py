@@ -66,7 +66,7 @@ def test_a_packed_checkpoint_computes_what_transformers_computes(packed: TinyMod
         ("lose the scales", "down_proj_scales"),
         ("cut a block", "have shapes"),
         ("rename", "no place in this model"),
-        ("no number", "down_proj_scales' has scales that are not finite"),
+        ("no number", "down_proj_scales' has numbers that are not finite"),
     ],
 )
 def test_a_broken_stack_is_named(packed: TinyModel, change: str, named: str) -> None:

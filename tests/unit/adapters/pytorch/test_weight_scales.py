@@ -180,5 +180,28 @@ def test_scales_that_are_no_numbers_are_named(tmp_path: Path, suffix: str, bad: 
     scale = torch.ones(130, 1) if suffix == "_scale" else torch.ones(2, 1)
     scale[-1] = bad
     save_file({"a.weight": STORED, f"a.weight{suffix}": scale}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelLoadError, match=f"'a.weight{suffix}' has scales that are not finite"):
+    with pytest.raises(ModelLoadError, match=f"'a.weight{suffix}' has numbers that are not finite"):
         load_checkpoint(str(tmp_path), Destinations({"a.weight": torch.empty(130, 3)}))
+
+
+@pytest.mark.parametrize("byte", [0x7F, 0xFF])
+def test_8_bit_floats_that_are_kept_and_are_no_numbers_are_named(tmp_path: Path, byte: int) -> None:
+    stored = STORED.clone()
+    stored.view(torch.uint8)[129, 1] = byte
+    save_file({"a.weight": stored, "a.weight_scale": torch.ones(1)}, tmp_path / "model.safetensors")
+    kept, scales = torch.empty(130, 3, dtype=EIGHT_BITS), torch.empty(130, 1)
+    into = Destinations({"a.weight": kept}, scale_targets={"a.weight": scales})
+    with pytest.raises(ModelLoadError, match=r"'a.weight' has numbers that are not finite"):
+        load_checkpoint(str(tmp_path), into)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, EIGHT_BITS])
+def test_every_8_bit_float_that_is_a_number_is_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    every = torch.arange(256, dtype=torch.uint8)[torch.arange(256) & 0x7F != 0x7F].view(2, 127)
+    save_file(
+        {"a.weight": every.view(EIGHT_BITS), "a.weight_scale": torch.ones(1)}, tmp_path / "model.safetensors"
+    )
+    targets = {"a.weight": torch.empty(2, 1)} if dtype is EIGHT_BITS else {}
+    filled = torch.empty(2, 127, dtype=dtype)
+    load_checkpoint(str(tmp_path), Destinations({"a.weight": filled}, scale_targets=targets))
+    assert torch.equal(filled.float(), every.view(EIGHT_BITS).float())

@@ -141,7 +141,6 @@ def load_checkpoint(
     for stored in plain:
         if any(stored.name in each.names for each in packed_forms):
             raise ModelLoadError(f"{stored.file}: tensor {stored.name!r} is there as floats and packed")
-    for stored in plain:
         scales.want(stored, own[stored.name])
     scales.check()
     if read:

@@ -155,6 +155,8 @@ class PackedMatrices:
                     raise ModelLoadError(
                         f"{part.file}: {part.name!r} is {part.dtype}, which no library writes: is it damaged?"
                     )
+            if f"{stem}.weight" in self._matrices:
+                raise ModelLoadError(f"{stored.file}: {name!r} is not the only one packed as '{stem}.weight'")
             self._matrices[f"{stem}.weight"] = _matrix(f"{stem}.weight", {last: stored, **parts}, packing)
             self._taken |= {name, *(each.name for each in parts.values())}
 

@@ -80,14 +80,16 @@ def no_place(stored: Any) -> ModelLoadError:
 
 
 def not_finite(stored: Any) -> ModelLoadError:
-    """The error for scales that are not all numbers."""
+    """The error for floats that are not all numbers."""
     return ModelLoadError(
-        f"{stored.file}: {stored.name!r} has scales that are not finite: is the file damaged?"
+        f"{stored.file}: {stored.name!r} has numbers that are not finite: is the file damaged?"
     )
 
 
 def is_finite(numbers: Tensor) -> bool:
-    """True of floats that are all finite: the least and the greatest, found in one pass, are both NaN where one number is."""
+    """True of floats that are all finite: the least and the greatest, found in one pass, are both NaN where one number is. 8-bit floats have no infinity."""
+    if numbers.dtype is torch.float8_e4m3fn:
+        return int((numbers.view(torch.uint8) << 1).max()) < 0xFE
     return not numbers.numel() or all(map(math.isfinite, map(float, numbers.aminmax())))
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import Slices, part_of
-from nanoserve.adapters.pytorch.weights.safetensors_file import FLOATS, StoredTensor, not_finite
+from nanoserve.adapters.pytorch.weights.safetensors_file import FLOATS, StoredTensor, is_finite, not_finite
 from nanoserve.kernels.forms.fp8 import BLOCK
 from nanoserve.ports.errors import ModelLoadError
 
@@ -85,6 +85,8 @@ class Scales:
             scale = found.data.float().to(destination.device)
             if not scale.isfinite().all():
                 raise not_finite(found)
+            if destination.dtype is EIGHT_BITS and not is_finite(destination):
+                raise not_finite(stored)
             if not in_blocks(stored, found):
                 scale = scale.reshape(-1, 1).expand(stored.shape[0], 1)
             else:
