@@ -21,6 +21,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_ranks import need_gpu
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
 from nanoserve.adapters.pytorch.cuda.many_rows import VendorProducts
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, MOST_WIDENED_ROWS
@@ -56,6 +57,7 @@ Times = dict[tuple[str, str, int], float]
 def main() -> None:
     """A table of each product's time by rows and form."""
     arguments = _arguments()
+    need_gpu()
     for name, (n, k) in SHAPES.items():
         SHAPES[name] = (n, k // arguments.ranks) if name in ADDED else (n // arguments.ranks, k)
     ceiling = arguments.ceiling or _read_speed()

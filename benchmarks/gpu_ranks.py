@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 
+import torch
+
 from nanoserve.adapters.pytorch.parallel.gloo import LOOPBACK, GlooRanks, open_listener
 from nanoserve.entrypoints.compose.group import own_gpu
 
@@ -28,3 +30,9 @@ def meet(rank: int, size: int, port: int) -> GlooRanks:
     ranks = GlooRanks(rank, size)
     ranks.meet(port, socket.create_server((LOOPBACK, port)) if rank == 0 else None)
     return ranks
+
+
+def need_gpu() -> None:
+    """End the program with one line where torch finds no GPU."""
+    if not torch.cuda.is_available():
+        sys.exit("this benchmark needs a GPU, and torch finds none")

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.ceilings import read_bandwidth
-from benchmarks.gpu_ranks import meet, run_ranks
+from benchmarks.gpu_ranks import meet, need_gpu, run_ranks
 from nanoserve.adapters.pytorch.cuda.building import Partners, build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.lora.layout import LoraWeights
@@ -43,6 +43,7 @@ REPLAYS = 10
 def main() -> None:
     """Build once, then time each batch and context."""
     arguments = _arguments()
+    need_gpu()
     if arguments.ranks > 1 and arguments.rank is None:
         sys.exit(run_ranks("benchmarks.gpu_steps", arguments.ranks))
     ranks = _meet_ranks(arguments)

@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 
 from benchmarks import gpu_steps
+from benchmarks.gpu_ranks import need_gpu
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import DecoderModel, build_random_model
@@ -52,6 +53,7 @@ ROW_TILES = ((1, 8), (2, 1), (2, 2), (2, 4), (2, 8), (4, 2), (4, 4), (4, 8), (8,
 def main() -> None:
     """Time what is in use, then each alternative."""
     arguments = _arguments()
+    need_gpu()
     spec, batch = find_shape(arguments.model), max(arguments.batch)
     spec = spec.keeping("fp8") if arguments.kv_cache_dtype == "fp8" else spec
     model = build_random_model(
