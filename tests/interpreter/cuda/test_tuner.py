@@ -210,6 +210,18 @@ def test_the_users_table_comes_before_the_one_that_ships(
         TABLE.clear()
 
 
+def test_a_user_without_a_home_starts_all_the_same(
+    own: pathlib.Path, model: DecoderModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless(_: pathlib.Path) -> pathlib.Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(pathlib.Path, "expanduser", homeless)
+    monkeypatch.chdir(own.parents[2])
+    assert tile_tables.load(model, deterministic=False) == (0, [])
+
+
 def test_tables_that_ship_are_whole() -> None:
     for path in tile_tables.SHIPPED.glob("*.json"):
         head = {name: json.loads(path.read_text())[name] for name in DEVICE}

@@ -35,7 +35,9 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 def own_table(device: str) -> pathlib.Path:
     """The user's table for a device of this name."""
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    with contextlib.suppress(RuntimeError):  # of users without a home
+        cache = cache.expanduser()
     return cache / "nanoserve" / "tiles" / _file(device)
 
 

@@ -146,10 +146,9 @@ class Tuner:
 
     def __init__(self, like: Tensor, timed: Timed) -> None:
         self._dtype, self._device, self._timed = like.dtype, like.device, timed
-        device = like.device
-        self._room, self._pdl = tile_room(device), supports_pdl(device)
-        partials = torch.empty(MOST_PARTIALS, device=device)
-        self._space = LinearWorkspace(partials, torch.zeros(1 << 16, dtype=torch.int32, device=device))
+        self._room, self._pdl = tile_room(like.device), supports_pdl(like.device)
+        partials = torch.empty(MOST_PARTIALS, device=like.device)
+        self._space = LinearWorkspace(partials, torch.zeros(1 << 16, dtype=torch.int32, device=like.device))
 
     def compile(self, subject: Subject) -> None:
         """Launch once with each tile, where launches only compile."""
@@ -189,25 +188,24 @@ class Tuner:
     def _launches(self, subject: Subject) -> tuple[Launches, Tensor]:
         """A launch for each copy of the weight, and what they write."""
         kind, _, n, k, rows = subject.key
-        gate, device = subject.product.gate, self._device
+        gate, device, pdl = subject.product.gate, self._device, self._pdl
         x = torch.linspace(0, 99, rows * k, device=device).sin().to(self._dtype).view(rows, k)
         out = torch.empty(rows, n // (2 if kind.endswith("gated") else 1), dtype=self._dtype, device=device)
         multiply: Callable[..., None]
-        more: dict[str, Any] = {"pdl": self._pdl}
         if rows == 1:
-            multiply = functools.partial(launch.row_linear, x, gate=gate, **more)
+            multiply = functools.partial(launch.row_linear, x, gate=gate, pdl=pdl)
         elif kind == "split":
             out = torch.empty(launch.slice_count(rows, subject.weights[0]), rows, n, device=device)
-            multiply = functools.partial(launch.split_linear, x, **more)
+            multiply = functools.partial(launch.split_linear, x, pdl=pdl)
         elif kind == "packed":
             multiply = functools.partial(launch.packed_linear, x, workspace=self._space)
         elif kind == "fp8":
             numbers = torch.empty_like(x, dtype=torch.float8_e4m3fn)
             scales = torch.empty(rows, device=device)
             quantize_rows_into(x, numbers, scales)
-            multiply = functools.partial(launch.fp8_linear, numbers, scales, **more)
+            multiply = functools.partial(launch.fp8_linear, numbers, scales, pdl=pdl)
         else:
-            multiply = functools.partial(launch.skinny_linear, x, workspace=self._space, gate=gate, **more)
+            multiply = functools.partial(launch.skinny_linear, x, workspace=self._space, gate=gate, pdl=pdl)
         return [functools.partial(multiply, each, out) for each in subject.weights], out
 
 
