@@ -17,7 +17,7 @@ SLACK = 150
 ROOMS = {
     "ports": 4003,
     "domain": 9037,
-    "kernels": 15390,
+    "kernels": 15815,
     "adapters/pytorch": 17030,
     "adapters": 11115,
     "entrypoints/server": 10949,
