@@ -27,7 +27,7 @@ from nanoserve.kernels.linear import tuning
 from nanoserve.kernels.linear.launch import LinearWorkspace, fp8_linear, row_linear, skinny_linear
 from nanoserve.kernels.heads import HeadTransform
 from nanoserve.kernels.paged import PagedCache
-from nanoserve.kernels.paged_attention.launch import prefill_attention
+from nanoserve.kernels.paged_attention.launch import prefill_attention, prefill_attention_by_roles
 from nanoserve.kernels.forms.launch import quantize_rows_into
 from nanoserve.kernels.pointwise.launch import add_partials_into, add_rms_norm_into
 
@@ -74,6 +74,9 @@ def launch_all():
         decode_attention(halves(1, 256), cache, transform, halves(1, 128), scratch=scratch, scale=0.1, **how, **scoring)
         tiles, blocks = some.view(1, 4), BlockSizes(16, 16, 4, 2)
         prefill_attention(halves(4, 128), cache, halves(4, 128), tiles=tiles, scale=0.1, blocks=blocks, **scoring)
+    for window, block_size, soft_cap in ((None, 16, None), (7, 256, 2.0)):
+        wide = PagedCache(halves(2, 1, block_size, 128), halves(2, 1, block_size, 128), some.view(1, 4), window)
+        prefill_attention_by_roles(halves(4, 256), wide, halves(4, 256), tiles=tiles, scale=0.1, soft_cap=soft_cap)
 
 
 counter = CompileCounter()
@@ -114,7 +117,7 @@ def test_penalties_behind_however_many_drafts_or_verified_tokens_are_one_kernel(
 
 
 def test_every_form_of_a_kernel_compiles(tmp_path: pathlib.Path) -> None:
-    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3
+    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3 + 2
 
 
 def late_kernels(text: str, tmp_path: pathlib.Path) -> object:

@@ -21,6 +21,7 @@ KERNEL_FILES = {
     "triton",
     "triton_choice",
     "triton_tiles",
+    "triton_roles",
     "tuning_tiles",
     "tuning_table",
     "launch",

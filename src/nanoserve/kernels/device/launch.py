@@ -34,6 +34,14 @@ def has_wgmma(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """How many the device has, and an H200 where there is none."""
+    if device.type != "cuda":
+        return 132
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def described_blocks(tensor: Tensor, *block: int) -> TensorDescriptor:
     """The copy engine's description of a contiguous tensor, to fetch blocks of it; what lies outside is zero."""
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))

@@ -13,7 +13,12 @@ from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.heads import HeadTransform
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention import reference, tuning
-from nanoserve.kernels.paged_attention.launch import decode_attention, prefill_attention
+from nanoserve.kernels.paged_attention.launch import (
+    decode_attention,
+    prefill_attention,
+    prefill_attention_by_roles,
+    suits_roles,
+)
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, copy_apart
 from nanoserve.kernels.testing_attention import Chunk, Heads, Queries, paged_cache
 from nanoserve.kernels.tiles import BlockSizes
@@ -187,6 +192,16 @@ class PrefillCase(NamedTuple):
         query, rows, lengths = self.queries.newest()
         return self._attend(query, tiles=rows, lengths=lengths, blocks=blocks)
 
+    def by_roles(self) -> Tensor:
+        """As `tiled`, by warps of several roles."""
+        scoring = {name: self.scoring[name] for name in ("scale", "soft_cap")}
+        most = tuning.queries_per_tile(self.heads.num_heads, self.heads.num_kv_heads, tuning.ROLES)
+        out = torch.full_like(self.queries.tokens, torch.nan)
+        prefill_attention_by_roles(
+            self.queries.tokens, self.cache, out, tiles=self.queries.tiles(most), **scoring
+        )
+        return out
+
     def _attend(self, query: Tensor, **how: Any) -> Tensor:
         out = torch.full_like(query, torch.nan)
         prefill_attention(query, self.cache, out, ends=self.ends, **self.scoring, **how)
@@ -202,6 +217,8 @@ def check_prefill_attention(
     """All chunks, in tiles as serving cuts them."""
     case = PrefillCase.of(inputs, heads, rows or _rows_for(heads, CHUNKS))
     yield from compare_around_poison(str(heads), case.tiled(blocks), case.exact())
+    if suits_roles(case.cache, case.scoring["sinks"]):
+        yield from compare_around_poison(f"{heads}, by roles", case.by_roles(), case.exact())
 
 
 def check_bidirectional_attention(

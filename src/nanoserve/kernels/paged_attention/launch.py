@@ -5,19 +5,30 @@ from __future__ import annotations
 import math
 
 from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from nanoserve.kernels.device.launch import (
     SplitScratch,
     add_splits,
+    has_wgmma,
     launch_options,
+    multiprocessors,
     next_power_of_2,
     shared_memory,
 )
 from nanoserve.kernels.heads import HeadTransform
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention.triton import attend_to_rows
+from nanoserve.kernels.paged_attention.triton_roles import (
+    CHUNK,
+    SWIZZLED,
+    SWIZZLED_HEADS,
+    prefill_attention_by_roles_kernel,
+)
 from nanoserve.kernels.paged_attention.triton_tiles import prefill_attention_kernel
 from nanoserve.kernels.paged_attention.tuning import (
+    LEAST_BY_ROLES,
+    ROLES,
     Tiling,
     choose_block,
     newest_block,
@@ -117,6 +128,7 @@ def prefill_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     blocks: BlockSizes | None = None,
+    by_roles: bool = False,
 ) -> None:
     """Attend with the queries of each tile to all cached tokens of its row up to each query's own, or with `ends` to those behind it, too.
 
@@ -142,7 +154,11 @@ def prefill_attention(
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
         sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
         blocks: sizes, by default `choose_block` for the head size and dtype.
+        by_roles: whether many queries may take `prefill_attention_by_roles` where the cache suits it, with other bits than few have.
     """
+    if by_roles and len(query) >= LEAST_BY_ROLES and suits_roles(cache, sinks):
+        prefill_attention_by_roles(query, cache, out, tiles=tiles, scale=scale, soft_cap=soft_cap)
+        return
     # One program per tile and packed heads; a tile's programs are neighbours, as are the tiles of a row.
     num_kv_heads, block_size, head_dim = cache.keys.shape[1:]
     num_heads = query.shape[1] // head_dim
@@ -152,17 +168,75 @@ def prefill_attention(
         blocks = blocks if lengths is None else newest_block(blocks)
     rows, keys_per_visit, warps, stages = blocks
     packed = packed_heads(num_heads, num_kv_heads)
-    # The softmax has base two, and a capped score is soft_cap * tanh(s / soft_cap): what multiplies it is the cap.
-    log2_e = math.log2(math.e)
-    inner, outer = (None, scale) if soft_cap is None else (2 * log2_e * scale / soft_cap, soft_cap)
+    scale, inner = _scales(scale, soft_cap)
     prefill_attention_kernel[(num_heads // packed, tiles.shape[0] * width)](
         query_ptr=query, keys_ptr=cache.keys, values_ptr=cache.values, out_ptr=out, tiles_ptr=tiles,
         lengths_ptr=lengths if lengths is not None else tiles if ends is None else ends, block_tables_ptr=cache.tables, sinks_ptr=sinks,
         scales_ptr=cache.scales,
-        table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=outer * log2_e,
+        table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=scale,
         inner=inner,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         DIM=max(16, next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=cache.window or 0,
         PACKED=packed, ROWS=rows, KEYS=keys_per_visit, STAGES=stages,
         NEWEST=lengths is not None, WIDTH=width, BOTH=ends is not None, num_warps=warps,
     )  # fmt: skip
+
+
+def suits_roles(cache: PagedCache, sinks: Tensor | None) -> bool:
+    """True if `prefill_attention_by_roles` can read the cache: on Hopper, in 16 bits, with heads of 128 elements in blocks that the copy engine can describe."""
+    blocks, _, block_size, head_dim = cache.keys.shape
+    rows = blocks * cache.block_stride // head_dim
+    is_described = block_size >= 16 and block_size & (block_size - 1) == 0 and rows < 2**31
+    is_plain = cache.keys.dtype.itemsize == 2 and sinks is None and head_dim == 128
+    return is_plain and is_described and cache.block_stride % head_dim == 0 and has_wgmma(cache.keys.device)
+
+
+def prefill_attention_by_roles(
+    query: Tensor,
+    cache: PagedCache,
+    out: Tensor,
+    *,
+    tiles: Tensor,
+    scale: float,
+    soft_cap: float | None = None,
+) -> None:
+    """Causal `prefill_attention` with a cache that `suits_roles`, 1.2 to 1.4 times as fast; bits differ from those of other sizes.
+
+    Args:
+        query: [T, num_heads * head_dim], contiguous, rotated, in the dtype of the cache.
+        cache: with the queries' own keys and values already written.
+        out: [T, num_heads * head_dim], written for the queries of the tiles and nowhere else.
+        tiles: as for `prefill_attention`, with `queries_per_tile` of `ROLES`.
+        scale: positive, usually head_dim ** -0.5.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
+    """
+    blocks, num_kv_heads, block_size, head_dim = cache.keys.shape
+    num_heads = query.shape[1] // head_dim
+    packed = packed_heads(num_heads, num_kv_heads)
+    block_rows = cache.block_stride // head_dim
+    shape, box = (
+        [(blocks - 1) * block_rows + num_kv_heads * block_size, head_dim],
+        [min(block_size, ROLES.keys), CHUNK.value],
+    )
+    keys, values = (
+        TensorDescriptor(each, shape, [head_dim, 1], box, SWIZZLED.value)
+        for each in (cache.keys, cache.values)
+    )
+    heads = [len(query), num_heads, head_dim], [num_heads * head_dim, head_dim, 1]
+    queries = TensorDescriptor(
+        query, *heads, [ROLES.rows // packed, packed, CHUNK.value], SWIZZLED_HEADS.value
+    )
+    items = len(tiles) * (num_heads // packed)
+    scale, inner = _scales(scale, soft_cap)
+    prefill_attention_by_roles_kernel[(min(items, multiprocessors(query.device)),)](
+        query=queries, keys=keys, values=values, out_ptr=out, tiles_ptr=tiles, tables_ptr=cache.tables,
+        table_stride=cache.tables.stride(0), block_rows=block_rows, items=items, scale=scale, inner=inner,
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, WINDOW=cache.window or 0,
+        PACKED=packed, ROWS=ROLES.rows, KEYS=ROLES.keys, STAGES=ROLES.stages, num_warps=ROLES.warps,
+    )  # fmt: skip
+
+
+def _scales(scale: float, soft_cap: float | None) -> tuple[float, float | None]:
+    """The kernels' `scale` and `inner`: their softmax has base two, and a capped score is soft_cap * tanh(s / soft_cap), so that the cap multiplies it."""
+    log2_e = math.log2(math.e)
+    return (scale * log2_e, None) if soft_cap is None else (soft_cap * log2_e, 2 * log2_e * scale / soft_cap)

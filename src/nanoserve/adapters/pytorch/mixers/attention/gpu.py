@@ -84,7 +84,7 @@ class GpuAttention:
         rope_and_cache(qkv, query, cache, self._transform(part), token_rows=rows, positions=positions)
         tiles = step.plans[self] if step.chosen is None else step.chosen
         if len(tiles):
-            prefill_attention(query, cache, out, tiles=tiles, **part.scoring)
+            prefill_attention(query, cache, out, tiles=tiles, by_roles=not step.invariant, **part.scoring)
 
     def _decode(self, part: Attention, qkv: Tensor, out: Tensor, step: GpuStep) -> None:
         cache, transform = self._cache(part), self._transform(part)

@@ -1,0 +1,323 @@
+"""Causal attention of tiles of queries on Hopper by warps of three roles, in the manner of FlashAttention-3 (Shah et al. 2024), in Gluon, Triton's lower language.
+
+One warp has the copy engine fetch queries, keys and values into shared memory; two groups of four warps each multiply for one half of a tile's rows, so that one
+computes its softmax while the other multiplies. Programs stay for many tiles: the next one's keys are fetched while the last is written.
+Barriers in pairs, `full` and `empty`, say which buffer may be read and which filled; each changes its phase whenever all have arrived.
+
+Rows, visits and sums are those of `triton_tiles.py`, which serves what this does not; the bits are not, as keys are visited in larger steps.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+CHUNK = gl.constexpr(64)
+"""Elements of a head in a row of shared memory: the 128 bytes that the copy engine swizzles."""
+SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
+SWIZZLED_HEADS = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
+
+
+@gluon.jit
+def _tile_of(tiles_ptr, item, GROUPS: gl.constexpr):
+    """Which packed heads and which queries: group, row, token, count, position, last visible position. Empty tiles see one key, as loops have a first visit."""
+    place = tiles_ptr + item // GROUPS * 4
+    count, position = gl.load(place + 2), gl.load(place + 3)
+    last = position + gl.maximum(count, 1) - 1
+    return item % GROUPS, gl.load(place), gl.load(place + 1), count, position, last
+
+
+@gluon.jit
+def _first_seen(position, WINDOW: gl.constexpr):
+    """The first position that any query of a tile sees, whose first stands at `position`."""
+    return gl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else position * 0
+
+
+@gluon.jit
+def _fetch(
+    blocks, table_ptr, start, last, head_row, block_rows, full, target,
+    BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr,
+):  # fmt: skip
+    """Let KEYS keys or values of one KV head come to `target` [KEYS, HEAD_DIM]; behind the last visible block, those of block 0 come, whatever they are."""
+    PAGE: gl.constexpr = min(BLOCK_SIZE, KEYS)
+    mbarrier.expect(full, KEYS * HEAD_DIM * 2)
+    shape: gl.constexpr = [HEAD_DIM // CHUNK, KEYS, CHUNK]
+    chunks = target._reinterpret(target.dtype, shape, SWIZZLED)  # noqa: SLF001 - Gluon's only view of one buffer in two layouts
+    for page in gl.static_range(KEYS // PAGE):
+        place = start + page * PAGE
+        block = gl.load(table_ptr + place // BLOCK_SIZE, mask=place <= last, other=0)
+        row = block * block_rows + head_row + place % BLOCK_SIZE
+        for chunk in gl.static_range(HEAD_DIM // CHUNK):
+            there = chunks.index(chunk).slice(page * PAGE, PAGE)
+            tma.async_copy_global_to_shared(blocks, [row, chunk * CHUNK], full, there)
+
+
+@gluon.jit
+def _fetch_tiles(
+    query, keys, values, tiles_ptr, tables_ptr, table_stride, block_rows, items, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr,
+    PACKED: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The role of the warp that fetches."""
+    done = 0
+    visit = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        group, row, token, _, position, last = _tile_of(tiles_ptr, item, NUM_HEADS // PACKED)
+        table_ptr = tables_ptr + row.to(gl.int64) * table_stride
+        head_row = group * PACKED // (NUM_HEADS // NUM_KV_HEADS) * BLOCK_SIZE
+        mbarrier.wait(q_empty, (done & 1) ^ 1)
+        mbarrier.expect(q_full, ROWS * HEAD_DIM * 2)
+        shape: gl.constexpr = [HEAD_DIM // CHUNK, ROWS // PACKED, PACKED, CHUNK]
+        chunks = q_s._reinterpret(q_s.dtype, shape, SWIZZLED_HEADS)  # noqa: SLF001 - as above
+        for chunk in gl.static_range(HEAD_DIM // CHUNK):
+            place = [token, group * PACKED, chunk * CHUNK]
+            tma.async_copy_global_to_shared(query, place, q_full, chunks.index(chunk))
+        for start in range(_first_seen(position, WINDOW) // KEYS * KEYS, last + 1, KEYS):
+            stage = visit % STAGES
+            phase = (visit // STAGES & 1) ^ 1
+            where = table_ptr, start, last, head_row, block_rows
+            mbarrier.wait(k_empty.index(stage), phase)
+            _fetch(keys, *where, k_full.index(stage), k_s.index(stage), BLOCK_SIZE, KEYS, HEAD_DIM)
+            mbarrier.wait(v_empty.index(stage), phase)
+            _fetch(values, *where, v_full.index(stage), v_s.index(stage), BLOCK_SIZE, KEYS, HEAD_DIM)
+            visit += 1
+        done += 1
+
+
+@gluon.jit
+def _clear_unseen(value, start, first, last, KEYS: gl.constexpr):
+    """Make zero what no query sees of values at positions from `start` on: their weight is zero, but zero times NaN is NaN. Either half of the rows does so by itself."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    for part in gl.static_range(KEYS // 16):
+        begin = start + 16 * part
+        if (begin + 15 > last) | (begin < first):
+            slots = value.slice(16 * part, 16)
+            places = begin + gl.arange(0, 16, layout=gl.SliceLayout(1, LAYOUT))
+            kept = slots.load(LAYOUT)
+            seen = (places >= first) & (places <= last)
+            slots.store(gl.where(seen[:, None], kept, gl.zeros_like(kept)))
+    fence_async_shared()
+
+
+@gluon.jit
+def _begin_scores(
+    query,
+    k_s,
+    k_full,
+    visit,
+    HALF: gl.constexpr,
+    KEYS: gl.constexpr,
+    STAGES: gl.constexpr,
+    SCORES: gl.constexpr,
+):
+    """Start the products of a visit's keys, once they are there."""
+    mbarrier.wait(k_full.index(visit % STAGES), visit // STAGES & 1)
+    nothing = gl.zeros([HALF, KEYS], gl.float32, SCORES)
+    return warpgroup_mma(
+        query, k_s.index(visit % STAGES).permute((1, 0)), nothing, use_acc=False, is_async=True
+    )
+
+
+@gluon.jit
+def _weigh(
+    m,
+    l,
+    scores,
+    start,
+    positions,
+    scale,
+    inner,
+    MASKED: gl.constexpr,
+    WINDOW: gl.constexpr,
+    KEYS: gl.constexpr,
+    SCORES: gl.constexpr,
+):
+    """As `device.softmax.weigh`, with the cap and the masks of `triton_tiles.visit_keys`."""
+    if inner is not None:
+        scores = 1.0 - 2.0 / (gl.exp2(scores * inner) + 1.0)
+    if MASKED:
+        places = start + gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORES))
+        visible = places[None, :] <= positions[:, None]
+        if WINDOW > 0:
+            visible = visible & (places[None, :] > positions[:, None] - WINDOW)
+        scores = gl.where(visible, scores, float("-inf"))
+    m_new = gl.maximum(m, gl.max(scores, 1) * scale)
+    p = gl.exp2(gl.fma(scores, scale, -m_new[:, None]))
+    alpha = gl.exp2(m - m_new)
+    return m_new, gl.fma(l, alpha, gl.sum(p, 1)), p, alpha
+
+
+@gluon.jit
+def _visit_keys(
+    state, query, k_s, v_s, k_full, k_empty, v_full, v_empty, positions, begin, end, first, last, scale, inner,
+    MASKED: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    SCORES: gl.constexpr, SUMS: gl.constexpr, WEIGHTS: gl.constexpr,
+):  # fmt: skip
+    """Fold the keys at positions [begin, end) into the running softmax.
+
+    State: m and l of each row, p, the weights of the visit before, whose values have not been added, acc, and the number of the visit.
+    """
+    m, l, p, acc, visit = state
+    for start in range(begin, end, KEYS):
+        scores = _begin_scores(query, k_s, k_full, visit, HALF, KEYS, STAGES, SCORES)
+        old = (visit - 1) % STAGES
+        mbarrier.wait(v_full.index(old), (visit - 1) // STAGES & 1)
+        if MASKED:
+            _clear_unseen(v_s.index(old), start - KEYS, first, last, KEYS)
+        acc = warpgroup_mma(p, v_s.index(old), acc, is_async=True)
+        scores = warpgroup_mma_wait(1, [scores])
+        mbarrier.arrive(k_empty.index(visit % STAGES))
+        m, l, p, alpha = _weigh(m, l, scores, start, positions, scale, inner, MASKED, WINDOW, KEYS, SCORES)
+        acc = warpgroup_mma_wait(0, [acc])
+        mbarrier.arrive(v_empty.index(old))
+        acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
+        p = gl.convert_layout(p.to(v_s.dtype), WEIGHTS)
+        visit += 1
+    return m, l, p, acc, visit
+
+
+@gluon.jit
+def _attend_tiles(
+    out_ptr, tiles_ptr, items, scale, inner, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    WHICH: gl.constexpr, NUM_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
+    HALF: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The role of the warps that multiply half WHICH of each tile's rows."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, KEYS, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, HEAD_DIM, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
+    SUM_ROW: gl.constexpr = gl.SliceLayout(1, SUMS)
+    query = q_s.slice(WHICH * HALF, HALF)
+    done = 0
+    visit = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        group, _, token, count, position, last = _tile_of(tiles_ptr, item, NUM_HEADS // PACKED)
+        # Rows past the last query repeat its position, as in `triton_tiles.py`.
+        positions = gl.minimum(position + (WHICH * HALF + gl.arange(0, HALF, layout=ROW)) // PACKED, last)
+        first = _first_seen(position, WINDOW)
+        begin = first // KEYS * KEYS
+        seen_by_all = (position + 1) // KEYS * KEYS
+        mbarrier.wait(q_full, done & 1)
+        scores = _begin_scores(query, k_s, k_full, visit, HALF, KEYS, STAGES, SCORES)
+        scores = warpgroup_mma_wait(0, [scores])
+        mbarrier.arrive(k_empty.index(visit % STAGES))
+        m, l = gl.full([HALF], -1.0e30, gl.float32, ROW), gl.zeros([HALF], gl.float32, ROW)
+        m, l, p, _ = _weigh(m, l, scores, begin, positions, scale, inner, True, WINDOW, KEYS, SCORES)
+        acc = gl.zeros([HALF, HEAD_DIM], gl.float32, SUMS)
+        state = m, l, gl.convert_layout(p.to(v_s.dtype), WEIGHTS), acc, visit + 1
+        begin += KEYS
+        buffers = query, k_s, v_s, k_full, k_empty, v_full, v_empty, positions
+        if WINDOW > 0:
+            # From here on every key is in the window of every query.
+            inside = gl.minimum(
+                gl.maximum(gl.maximum(last - WINDOW + KEYS, 0) // KEYS * KEYS, begin), last + 1
+            )
+            state = _visit_keys(
+                state,
+                *buffers,
+                begin,
+                inside,
+                first,
+                last,
+                scale,
+                inner,
+                True,
+                WINDOW,
+                HALF,
+                KEYS,
+                STAGES,
+                SCORES,
+                SUMS,
+                WEIGHTS,
+            )
+            begin = gl.maximum(begin, (inside + KEYS - 1) // KEYS * KEYS)
+        state = _visit_keys(
+            state,
+            *buffers,
+            begin,
+            seen_by_all,
+            first,
+            last,
+            scale,
+            inner,
+            False,
+            WINDOW,
+            HALF,
+            KEYS,
+            STAGES,
+            SCORES,
+            SUMS,
+            WEIGHTS,
+        )
+        m, l, p, acc, visit = _visit_keys(
+            state, *buffers, gl.maximum(begin, seen_by_all), last + 1, first, last, scale, inner, True, WINDOW, HALF, KEYS, STAGES,
+            SCORES, SUMS, WEIGHTS,
+        )  # fmt: skip
+        mbarrier.arrive(q_empty)
+        old = (visit - 1) % STAGES
+        mbarrier.wait(v_full.index(old), (visit - 1) // STAGES & 1)
+        _clear_unseen(v_s.index(old), last // KEYS * KEYS, first, last, KEYS)
+        acc = warpgroup_mma(p, v_s.index(old), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, [acc])
+        mbarrier.arrive(v_empty.index(old))
+        rows = WHICH * HALF + gl.arange(0, HALF, layout=SUM_ROW)
+        elements = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, SUMS))
+        places = (rows // PACKED * NUM_HEADS + rows % PACKED)[:, None] * HEAD_DIM + elements[None, :]
+        out = (acc / gl.convert_layout(l, SUM_ROW)[:, None]).to(out_ptr.dtype.element_ty)
+        tile_ptr = out_ptr + (token.to(gl.int64) * NUM_HEADS + group * PACKED) * HEAD_DIM
+        gl.store(tile_ptr + places, out, mask=(rows // PACKED < count)[:, None])
+        done += 1
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(made.index(i), count=ARRIVALS)
+    return made
+
+
+@gluon.jit(do_not_specialize=["tiles_ptr", "table_stride", "items"])
+def prefill_attention_by_roles_kernel(
+    query, keys, values, out_ptr, tiles_ptr, tables_ptr, table_stride, block_rows, items, scale, inner,
+    NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr,
+    PACKED: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Program i of P: softmax(scale q K^T) V of items i, i + P, ...: packed heads item % G of tile item // G, with G = NUM_HEADS / PACKED.
+
+    `query` describes [T, NUM_HEADS, HEAD_DIM] by boxes [ROWS / PACKED, PACKED, 64]; `keys` and `values` the cache as rows of HEAD_DIM elements,
+    `block_rows` from one block to the next, by boxes [min(BLOCK_SIZE, KEYS), 64]. `scale` and `inner` are those of `prefill_attention_kernel`.
+    """
+    q_s = gl.allocate_shared_memory(query.dtype, [ROWS, HEAD_DIM], SWIZZLED)
+    k_s = gl.allocate_shared_memory(query.dtype, [STAGES, KEYS, HEAD_DIM], SWIZZLED)
+    v_s = gl.allocate_shared_memory(query.dtype, [STAGES, KEYS, HEAD_DIM], SWIZZLED)
+    q_full, q_empty = _barriers(1, 1).index(0), _barriers(1, 2).index(0)
+    k_full, k_empty = _barriers(STAGES, 1), _barriers(STAGES, 2)
+    v_full, v_empty = _barriers(STAGES, 1), _barriers(STAGES, 2)
+    fence_async_shared()
+    HALF: gl.constexpr = ROWS // 2
+    gl.warp_specialize(
+        [
+            (_attend_tiles, (
+                out_ptr, tiles_ptr, items, scale, inner, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                0, NUM_HEADS, HEAD_DIM, WINDOW, PACKED, HALF, KEYS, STAGES,
+            )),
+            (_attend_tiles, (
+                out_ptr, tiles_ptr, items, scale, inner, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                1, NUM_HEADS, HEAD_DIM, WINDOW, PACKED, HALF, KEYS, STAGES,
+            )),
+            (_fetch_tiles, (
+                query, keys, values, tiles_ptr, tables_ptr, table_stride, block_rows, items,
+                q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, PACKED, ROWS, KEYS, STAGES,
+            )),
+        ],
+        [4, 1],
+        [232, 32],
+    )  # fmt: skip
