@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from nanoserve.kernels.experts import cases as experts_cases
 from nanoserve.kernels.experts import launch
 from nanoserve.kernels.experts.cases import (
     check_feed_lists,
@@ -137,6 +138,22 @@ def test_many_tokens_of_each_expert_are_rounded_to_8_bit_floats(
     chosen = random_choice(half, tokens, 2, 2, others=1)
     assert launch.lists_round(experts, half.normal(tokens, hidden), 2, invariant=invariant)
     agree(check_feed_lists(half, experts, chosen, invariant=invariant), 3e-3)
+
+
+def test_a_check_that_is_only_compiled_looks_up_nothing_that_nobody_has_written(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rehearsed kernels run no lists of pairs, and an index out of bounds ends a GPU's process."""
+    half, create = Inputs(device, torch.float16), launch.ExpertsWorkspace.create
+    experts, chosen = random_experts(half, 2, 24, 40, form=FP8(BLOCK)), random_choice(half, 70, 2, 2)
+
+    def unwritten(*sizes: int, **how: Any) -> launch.ExpertsWorkspace:
+        space = create(*sizes, **how)
+        return space._replace(order=torch.full_like(space.order, 1 << 30))
+
+    monkeypatch.setattr(launch.ExpertsWorkspace, "create", unwritten)
+    monkeypatch.setattr(experts_cases, "feed_lists", lambda *_, **__: None)
+    assert len(list(check_feed_lists(half, experts, chosen))) == 3
 
 
 def test_a_rounded_tokens_bits_do_not_depend_on_the_others(device: torch.device) -> None:
