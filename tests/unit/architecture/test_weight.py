@@ -16,7 +16,7 @@ SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
     "ports": 4003,
-    "domain": 9037,
+    "domain": 9038,
     "kernels": 15815,
     "adapters/pytorch": 17030,
     "adapters": 11115,
