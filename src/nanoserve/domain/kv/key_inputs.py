@@ -68,6 +68,7 @@ REQUEST_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     **dict.fromkeys(("sampling", "seed", "bad_token_sequences", "constraint"), _CHOICE),
     **dict.fromkeys(("eos_token_ids", "unsearched_token_ids", "stream", "pooling", "routed_experts"), _END),
     **dict.fromkeys(("priority", "request_class", "deadline", "queue_timeout", "client"), _ORDER),
+    "is_suspect": _ORDER,
 }
 
 
