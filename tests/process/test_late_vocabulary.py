@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import psutil
@@ -23,22 +25,24 @@ def serving() -> int:
     )
 
 
-def test_it_is_made_by_the_first_constraint_or_when_the_start_is_over() -> None:
-    def generate(engine: Any, constraint: Constraint | None, ends: frozenset[int]) -> str:
-        sampling = SamplingParams(temperature=0.0, max_tokens=8)
-        request = Request(
-            request_id="r",
-            prompt_token_ids=(5,),
-            sampling=sampling,
-            eos_token_ids=ends,
-            constraint=constraint,
-        )
-        engine.add(request)
-        text = ""
-        while engine.has_work:
-            text += "".join(each.text for each in engine.turn() if isinstance(each, TokensGenerated))
-        return text
+def generate(engine: Any, constraint: Constraint | None, ends: frozenset[int]) -> str:
+    sampling = SamplingParams(temperature=0.0, max_tokens=8)
+    request = Request(
+        request_id="r",
+        prompt_token_ids=(5,),
+        sampling=sampling,
+        eos_token_ids=ends,
+        constraint=constraint,
+    )
+    engine.add(request)
+    text = ""
+    while engine.has_work:
+        text += "".join(each.text for each in engine.turn() if isinstance(each, TokensGenerated))
+    return text
 
+
+def check() -> None:
+    """Assert when the process begins."""
     assembly = assemble(EngineSettings())
     warm_up(assembly.engine)
     ends = frozenset(assembly.tokenizer.eos_token_ids)
@@ -50,3 +54,9 @@ def test_it_is_made_by_the_first_constraint_or_when_the_start_is_over() -> None:
     del assembly
     gc.collect()
     assert not serving()
+
+
+def test_it_is_made_by_the_first_constraint_or_when_the_start_is_over() -> None:
+    """In a process of its own, where no engine of another test begins to serve grammars meanwhile."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+        alone.submit(check).result()
