@@ -17,7 +17,7 @@ SLACK = 150
 ROOMS = {
     "ports": 4003,
     "domain": 9038,
-    "kernels": 15815,
+    "kernels": 15785,
     "adapters/pytorch": 17030,
     "adapters": 11115,
     "entrypoints/server": 10949,

@@ -215,46 +215,17 @@ def _attend_tiles(
         buffers = query, k_s, v_s, k_full, k_empty, v_full, v_empty, positions
         if WINDOW > 0:
             # From here on every key is in the window of every query.
-            inside = gl.minimum(
-                gl.maximum(gl.maximum(last - WINDOW + KEYS, 0) // KEYS * KEYS, begin), last + 1
-            )
+            inside = gl.maximum(last - WINDOW + KEYS, 0) // KEYS * KEYS
+            inside = gl.minimum(gl.maximum(inside, begin), last + 1)
             state = _visit_keys(
-                state,
-                *buffers,
-                begin,
-                inside,
-                first,
-                last,
-                scale,
-                inner,
-                True,
-                WINDOW,
-                HALF,
-                KEYS,
-                STAGES,
-                SCORES,
-                SUMS,
-                WEIGHTS,
-            )
+                state, *buffers, begin, inside, first, last, scale, inner, True, WINDOW, HALF, KEYS, STAGES,
+                SCORES, SUMS, WEIGHTS,
+            )  # fmt: skip
             begin = gl.maximum(begin, (inside + KEYS - 1) // KEYS * KEYS)
         state = _visit_keys(
-            state,
-            *buffers,
-            begin,
-            seen_by_all,
-            first,
-            last,
-            scale,
-            inner,
-            False,
-            WINDOW,
-            HALF,
-            KEYS,
-            STAGES,
-            SCORES,
-            SUMS,
-            WEIGHTS,
-        )
+            state, *buffers, begin, seen_by_all, first, last, scale, inner, False, WINDOW, HALF, KEYS, STAGES,
+            SCORES, SUMS, WEIGHTS,
+        )  # fmt: skip
         m, l, p, acc, visit = _visit_keys(
             state, *buffers, gl.maximum(begin, seen_by_all), last + 1, first, last, scale, inner, True, WINDOW, HALF, KEYS, STAGES,
             SCORES, SUMS, WEIGHTS,
