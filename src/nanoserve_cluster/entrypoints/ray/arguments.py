@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Final
 import attrs
 
 from nanoserve.entrypoints.compose.config.configuration import TABLES, read_configuration, settings_of
-from nanoserve.entrypoints.compose.config.kinds import integer, number, one_of, or_none
+from nanoserve.entrypoints.compose.config.kinds import integer, number, one_of
 from nanoserve.entrypoints.compose.config.serve_settings import BatchSettings
-from nanoserve.entrypoints.compose.config.setting import setting
+from nanoserve.entrypoints.compose.config.setting import optional, setting
 from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.ports.errors import BadValueError
 from nanoserve_cluster.domain.routing.policies import POLICIES
@@ -26,9 +26,7 @@ class RaySettings:
 
     TABLE: ClassVar = "ray"
     replicas: int = setting(1, integer(low=1), "Replicas of the model; where they scale, the fewest.")
-    max_replicas: int | None = setting(
-        None, or_none(integer(low=1), "none"), "Scale by load up to so many replicas."
-    )
+    max_replicas: int | None = optional(integer(low=1), "Scale by load up to so many replicas.")
     upscale_delay: float = setting(
         30.0, number(0.0), "Seconds that more load must last before replicas are added."
     )
@@ -42,18 +40,17 @@ class RaySettings:
         "starts, which needs no room but leaves a single replica's clients waiting.",
     )
     num_cpus: float = setting(1.0, number(0.0), "CPUs that Ray sets aside for a replica.")
-    num_gpus: float | None = setting(
-        None,
-        or_none(number(0.0)),
+    num_gpus: float | None = optional(
+        number(0.0),
         "GPUs that Ray sets aside for a replica; if not given, as many as its tensor-parallel size where there are GPUs.",
+        word="auto",
     )
     router_policy: str = setting("lmetric", one_of(*POLICIES), "The router policy.")
     routers: int = setting(
         1, integer(low=1), "Routers, each on its own machine; they know nothing of each other."
     )
-    direct_port: int | None = setting(
-        None,
-        or_none(integer(0, 65535), "none"),
+    direct_port: int | None = optional(
+        integer(0, 65535),
         "Routers answer on this port of their machine too, so that requests need not pass Ray's proxy.",
     )
 

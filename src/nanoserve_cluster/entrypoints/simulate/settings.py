@@ -13,12 +13,11 @@ from nanoserve.entrypoints.compose.config.kinds import (
     integer,
     integers,
     number,
-    or_none,
     pattern,
     several,
     text,
 )
-from nanoserve.entrypoints.compose.config.setting import setting
+from nanoserve.entrypoints.compose.config.setting import optional, setting
 
 _SECONDS: Final = r"(\d+(?:\.\d+)?)"
 
@@ -60,22 +59,21 @@ class TrafficSettings:
     """Which requests come: those of a file, or drawn ones."""
 
     TABLE: ClassVar = "simulate"
-    requests: str | None = setting(
-        None,
-        or_none(text("FILE"), "none"),
+    requests: str | None = optional(
+        text("FILE"),
         "A trace of requests: Mooncake's JSON lines or Azure's table; if not given, one is drawn.",
     )
-    duration: float | None = setting(
-        None,
-        or_none(number(above=0.0)),
+    duration: float | None = optional(
+        number(above=0.0),
         "Seconds of the trace; if not given, 300 of a drawn one and all of a file.",
+        word="auto",
     )
-    rate: float | None = setting(None, or_none(number(above=0.0)), "Requests per second, on average.")
-    load: float | None = setting(
-        None,
-        or_none(number(above=0.0)),
+    rate: float | None = optional(number(above=0.0), "Requests per second, on average.", word="auto")
+    load: float | None = optional(
+        number(above=0.0),
         "The rate as a fraction of what the replicas could serve at full batches if nothing was found in a cache; 0.8 if "
         "neither this nor --rate is given.",
+        word="auto",
     )
     tenants: int = setting(
         40, integer(low=1), "System prompts; how many conversations each gets follows Zipf's law."
@@ -86,8 +84,8 @@ class TrafficSettings:
     turns: float = setting(5.0, number(low=1.0), "Questions of a conversation, on average.")
     think_seconds: float = setting(40.0, number(above=0.0), "Seconds between two of them, on average.")
     burst: float = setting(1.0, number(low=1.0), "How many times the rate is during 20 seconds of every 120.")
-    hot_tenant: tuple[float, float] | None = setting(
-        None, or_none(HOT, "none"), "From AT seconds on, one tenant gets that share of all new conversations."
+    hot_tenant: tuple[float, float] | None = optional(
+        HOT, "From AT seconds on, one tenant gets that share of all new conversations."
     )
 
 
@@ -119,9 +117,8 @@ class ClusterSettings:
     gpus_per_replica: int = setting(
         1, integer(low=1, high=64), "GPUs of one replica, which share its weights."
     )
-    cost: str | None = setting(
-        None,
-        or_none(text("FILE"), "none"),
+    cost: str | None = optional(
+        text("FILE"),
         "How long steps take, as nanoserve bench calibrate has written it; replaces --model and --gpu.",
     )
     report_delay_ms: float = setting(
@@ -133,10 +130,8 @@ class ClusterSettings:
     fail: tuple[tuple[str, int, float, float], ...] = setting(
         (), several(FAILURE), "A replica or a zone dies at AT and is back after SECONDS, its cache empty."
     )
-    rolling_restart: tuple[float, float, int] | None = setting(
-        None,
-        or_none(ROLLING, "none"),
-        "From AT on all replicas are drained and restarted, N at a time; each is away for SECONDS.",
+    rolling_restart: tuple[float, float, int] | None = optional(
+        ROLLING, "From AT on all replicas are drained and restarted, N at a time; each is away for SECONDS."
     )
     scale_up: tuple[tuple[float, int], ...] = setting(
         (), several(SCALING), "So many more replicas, with empty caches, from AT seconds on."

@@ -49,7 +49,6 @@ class TraceSettings:
     trace: str | None = optional(
         text("FILE"),
         "Write the engine's step log here, for `nanoserve inspect`; a name that ends in .gz is compressed.",
-        word="none",
     )
     trace_words: bool = switch(
         "Write into the step log also what was asked and answered; otherwise it has no word.",
@@ -60,9 +59,7 @@ class TraceSettings:
 class ClientSettings:
     """Which server is talked to; its key is no setting, so that no page of settings shows it."""
 
-    url: str | None = optional(
-        text("URL"), "The server, such as http://127.0.0.1:8000, with or without /v1.", word="none"
-    )
+    url: str | None = optional(text("URL"), "The server, such as http://127.0.0.1:8000, with or without /v1.")
 
 
 @attrs.frozen(kw_only=True)
@@ -70,11 +67,9 @@ class GenerateSettings:
     """How prompts are understood and how answers are shown."""
 
     chat: bool = switch("Treat the prompt as a user's message and apply the model's chat template.")
-    system: str | None = optional(
-        text(), "The system message that opens the conversation; implies --chat.", word="none"
-    )
+    system: str | None = optional(text(), "The system message that opens the conversation; implies --chat.")
     stream: bool | None = optional(
-        boolean(), "Show the text while it grows; on for a single prompt if not given."
+        boolean(), "Show the text while it grows; on for a single prompt if not given.", word="auto"
     )
     stats: bool = switch("Report tokens, times and rates on standard error.")
     json: bool = switch("Print one JSON object per prompt.")
@@ -113,11 +108,13 @@ class BenchSettings:
         "prefill: prompts and one token each; long: one prompt with a long context.",
     )
     num_prompts: int | None = optional(
-        integer(low=1), "Prompts of a run; if not given, what the workload says."
+        integer(low=1), "Prompts of a run; if not given, what the workload says.", word="auto"
     )
-    input_len: int | None = optional(integer(low=1), "Tokens of each prompt; in the workload nano the most.")
+    input_len: int | None = optional(
+        integer(low=1), "Tokens of each prompt; in the workload nano the most.", word="auto"
+    )
     output_len: int | None = optional(
-        integer(low=1), "Tokens to generate for each prompt; in the workload nano the most."
+        integer(low=1), "Tokens to generate for each prompt; in the workload nano the most.", word="auto"
     )
     batch_sizes: tuple[int, ...] = setting((1, 8, 64), integers(low=1), "Prompts at once, each in turn.")
     seeds: int = setting(3, integer(low=1), "Measured runs, each with a seed of its own.")
@@ -148,13 +145,11 @@ class ServeBenchSettings:
     request_rate: tuple[float, ...] | None = optional(
         numbers(),
         "Open loop: requests per second, sent at random (Poisson) moments whatever is still unanswered; several are a sweep.",
-        word="none",
     )
     concurrency: tuple[int, ...] | None = optional(
         integers(low=1),
         "Closed loop: clients that each send a request when they have their answer; several are a sweep. "
         "8 if neither this nor --request-rate is given.",
-        word="none",
     )
     slo: tuple[tuple[str, float], ...] = setting(
         (), _OBJECTIVES, "Most milliseconds of a good request: ttft:500,itl:50,tpot:50,e2e:5000."

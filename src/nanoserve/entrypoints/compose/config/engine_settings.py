@@ -49,10 +49,9 @@ class EngineSettings:
     quantization: str | None = optional(
         one_of("none", "int8", "int4", "fp8"),
         "Compress the weights while loading: int8 and int4 are for a CPU, fp8 and int4 for a GPU.",
-        word="none",
     )
     quantize_head: str | None = optional(
-        one_of("none", "int8", "fp8"), "Compress the head, too, or alone; for a GPU.", word="none"
+        one_of("none", "int8", "fp8"), "Compress the head, too, or alone; for a GPU."
     )
     kv_cache_dtype: str = setting(
         "auto",
@@ -60,11 +59,12 @@ class EngineSettings:
         "Keep keys and values in the numbers that are computed with, or in 8-bit floats: half the memory, and sooner read.",
     )
     lora: str | None = optional(
-        loras(), "LoRA adapters in PEFT's form that requests may name as their model.", word="none"
+        loras(), "LoRA adapters in PEFT's form that requests may name as their model."
     )
     max_loras: int | None = optional(
         integer(low=0, high=1024),
         "Adapters that one step computes with, in device memory; if not given, as many as --lora names.",
+        word="auto",
     )
     max_lora_rank: int = setting(
         64, integer(low=1, high=MOST_RANK), "The largest rank of an adapter, for which memory is kept."
@@ -91,33 +91,38 @@ class EngineSettings:
         "Divide the experts of a mixture over those processes as whole ones rather than each of them; needs --tensor-parallel-size.",
     )
     max_model_len: int | None = optional(
-        integer(low=2), "The longest sequence in tokens, prompt and output together."
+        integer(low=2), "The longest sequence in tokens, prompt and output together.", word="auto"
     )
     max_num_seqs: int | None = optional(
         integer(low=1, high=4096),
         "The most sequences in one step; if not given, 512 on a GPU of 64 GiB and more, 256 on a smaller one and 64 on a CPU.",
+        word="auto",
     )
     max_num_batched_tokens: int | None = optional(
-        integer(low=1), "The most tokens computed in one step; if not given, 8192 on a GPU and 2048 on a CPU."
+        integer(low=1),
+        "The most tokens computed in one step; if not given, 8192 on a GPU and 2048 on a CPU.",
+        word="auto",
     )
     block_size: int = setting(16, integer(low=1, high=1024), "Tokens per block of the KV cache.")
-    num_kv_blocks: int | None = optional(integer(low=1), "Blocks of the KV cache; overrides --kv-memory.")
+    num_kv_blocks: int | None = optional(
+        integer(low=1), "Blocks of the KV cache; overrides --kv-memory.", word="auto"
+    )
     kv_memory: int | float | None = optional(
         memory(),
         "Memory for the KV cache: bytes (4GiB) or a fraction (0.5) of what is free; if not given, 0.92 of it on a GPU, and on "
         "a CPU 0.8 of it, at most 4 GiB.",
+        word="auto",
     )
     enable_prefix_caching: bool = switch("Compute a prefix that several prompts share once.", default=True)
     kv_offload_memory: int | None = optional(
-        size(), "Host memory for prefixes that the KV cache has no room for, such as 32GiB.", word="none"
+        size(), "Host memory for prefixes that the KV cache has no room for, such as 32GiB."
     )
     kv_offload_dir: str | None = optional(
         text("FOLDER"),
         "Write those prefixes to this folder, too, where a later start finds them; needs --kv-offload-memory.",
-        word="none",
     )
     kv_offload_dir_size: int | None = optional(
-        size(), "The most bytes in that folder; if not given, half of what its disk has free."
+        size(), "The most bytes in that folder; if not given, half of what its disk has free.", word="auto"
     )
     kv_offload_min_tokens: int = setting(
         256, integer(low=1), "A shorter stretch of a prefix is computed again rather than brought in."
@@ -134,7 +139,6 @@ class EngineSettings:
     request_classes: str | None = optional(
         request_classes(),
         "Classes of requests with a priority and bounds of their own, which API keys can name.",
-        word="none",
     )
     deferred_rows: int = setting(
         2,
@@ -145,10 +149,14 @@ class EngineSettings:
         0.01, number(0.0, 0.99), "The fraction of blocks left free for running sequences to grow into."
     )
     max_itl_ms: float | None = optional(
-        number(above=0.0), "Limit prefill so that tokens come at most this many milliseconds apart."
+        number(above=0.0),
+        "Limit prefill so that tokens come at most this many milliseconds apart.",
+        word="auto",
     )
     depth: int | None = optional(
-        integer(low=1, high=4), "Steps in flight at once; if not given, 2 on a GPU and 1 on a CPU."
+        integer(low=1, high=4),
+        "Steps in flight at once; if not given, 2 on a GPU and 1 on a CPU.",
+        word="auto",
     )
     speculate: str = setting(
         "off",
@@ -158,7 +166,6 @@ class EngineSettings:
     draft: str | None = optional(
         text("ID_OR_FOLDER"),
         "An EAGLE-3 head, or a smaller model of the same vocabulary, that guesses tokens for the model; implies --speculate draft. The name embedded is that of the shipped model's head.",
-        word="none",
     )
     enforce_eager: bool = switch(
         "Launch every kernel on its own instead of replaying CUDA graphs; for debugging."
@@ -173,23 +180,19 @@ class EngineSettings:
     kv_events_port: int | None = optional(
         integer(0, 65535),
         "Publish on this port which prefixes are cached, as vLLM does over ZeroMQ; needs nanoserve[events].",
-        word="none",
     )
     kv_events_host: str = setting(
         "127.0.0.1", text("ADDRESS"), "The address to publish on: subscribers read the prompts."
     )
-    kv_events_replay_port: int | None = optional(
-        integer(0, 65535), "Send subscribers here what they missed.", word="none"
-    )
-    kv_events_topic: str | None = optional(
-        text("TOPIC"), "The topic to publish under, such as kv@POD@MODEL.", word="none"
-    )
+    kv_events_replay_port: int | None = optional(integer(0, 65535), "Send subscribers here what they missed.")
+    kv_events_topic: str | None = optional(text("TOPIC"), "The topic to publish under, such as kv@POD@MODEL.")
     kv_events_format: str = setting(
         "map", one_of("map", "array"), "How events are written; array is for consumers from before June 2026."
     )
     threads: int | None = optional(
         integer(low=1, high=1024),
         "Processor threads; all physical cores that this process may use if not given.",
+        word="auto",
     )
 
 

@@ -64,7 +64,7 @@ class Secret:
         return "***"
 
 
-def or_none(kind: ValueKind, word: str = "auto") -> ValueKind:
+def or_none(kind: ValueKind, word: str) -> ValueKind:
     """Another kind, or a word that stands for None: the engine then decides, or the feature is off."""
     return attrs.evolve(
         kind,

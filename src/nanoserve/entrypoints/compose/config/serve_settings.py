@@ -29,16 +29,12 @@ class ListenSettings:
 
     host: str = setting("127.0.0.1", text("ADDRESS"), "The address to listen on; 0.0.0.0 or :: is every one.")
     port: int = setting(8000, integer(0, 65535), "The port to listen on; 0 takes a free one.")
-    uds: str | None = optional(
-        text("PATH"), "Listen on a Unix socket (mode 0600) instead of host and port.", word="none"
-    )
+    uds: str | None = optional(text("PATH"), "Listen on a Unix socket (mode 0600) instead of host and port.")
     admin_uds: str | None = optional(
-        text("PATH"), "Listen for administrators on this Unix socket (mode 0600).", word="none"
+        text("PATH"), "Listen for administrators on this Unix socket (mode 0600)."
     )
     metrics_port: int | None = optional(
-        integer(0, 65535),
-        "Answer /metrics on this port too, without a key; for scrapers that have none.",
-        word="none",
+        integer(0, 65535), "Answer /metrics on this port too, without a key; for scrapers that have none."
     )
     backlog: int = setting(2048, integer(1, 65535), "Connections that may wait to be accepted.")
     drain_timeout: float = setting(
@@ -48,6 +44,7 @@ class ListenSettings:
     http_workers: int | None = optional(
         integer(1, 64),
         "Processes that answer HTTP, over one engine; up to 3 beside a GPU if there are processors for them, else 1, if not given.",
+        word="auto",
     )
     spare: bool = switch(
         "Keep a second process with everything imported, to be the engine should it die.", default=True
@@ -64,7 +61,7 @@ class ListenSettings:
         "Serve the model under these names too, * for any text (claude-*); repeatable. Lists do not show them.",
     )
     otlp_endpoint: str | None = optional(
-        text("URL"), "Send OpenTelemetry traces to this collector (OTLP over HTTP).", word="none"
+        text("URL"), "Send OpenTelemetry traces to this collector (OTLP over HTTP)."
     )
 
 
@@ -78,10 +75,9 @@ class AccessSettings:
     api_key_file: str | None = optional(
         text("FILE"),
         "Keys: one per line, or TOML with name, request class, priority and rate limit for each.",
-        word="none",
     )
     rate_limit: float | None = optional(
-        _SECONDS, "Requests per minute of each key that has no limit of its own.", word="none"
+        _SECONDS, "Requests per minute of each key that has no limit of its own."
     )
     share_prefix_cache: bool = switch(
         "Let prompts of different keys share cached prefixes; timing then tells what others sent.",
@@ -89,7 +85,6 @@ class AccessSettings:
     lora_dir: str | None = optional(
         text("FOLDER"),
         "Let clients load LoRA adapters from folders below this one, by /v1/load_lora_adapter; needs --max-loras.",
-        word="none",
     )
     steering: bool = switch("Let trainers pause the engine and steer it otherwise (see docs/rl.md).")
     steering_key: tuple[Secret, ...] = setting(
@@ -98,9 +93,7 @@ class AccessSettings:
         "A key that --steering wants and clients do not have; needed where clients have keys, or on other machines.",
     )
     weight_dir: str | None = optional(
-        text("FOLDER"),
-        "Let trainers update the weights from folders below this one; needs --steering.",
-        word="none",
+        text("FOLDER"), "Let trainers update the weights from folders below this one; needs --steering."
     )
     cors_origin: tuple[str, ...] = setting(
         (), origins(), "A web origin whose pages may call the server; repeatable, * is every one."
@@ -135,10 +128,8 @@ class BoundSettings:
     )
     max_waiting_requests: int = setting(1024, integer(low=0), "Requests that may wait for the engine.")
     max_waiting_tokens: int = setting(2**20, integer(low=1), "Prompt tokens that may wait together.")
-    queue_timeout: float | None = optional(
-        _SECONDS, "Seconds that a request may wait before it is computed.", word="none"
-    )
-    request_timeout: float | None = optional(_SECONDS, "Seconds a request may take altogether.", word="none")
+    queue_timeout: float | None = optional(_SECONDS, "Seconds that a request may wait before it is computed.")
+    request_timeout: float | None = optional(_SECONDS, "Seconds a request may take altogether.")
     conversation_lifetime: float = setting(86400.0, _SECONDS, "Seconds that stored answers are kept.")
     ping_interval: float = setting(
         10.0, _SECONDS, "Seconds of silence after which a stream says it is alive."
@@ -165,9 +156,7 @@ class BatchSettings:
     """The folder of clients' files and batches, and its limits."""
 
     batch_dir: str | None = optional(
-        text("FOLDER"),
-        "Serve /v1/files and /v1/batches, and keep what belongs to them in this folder.",
-        word="none",
+        text("FOLDER"), "Serve /v1/files and /v1/batches, and keep what belongs to them in this folder."
     )
     batch_lines: int | None = optional(
         integer(low=1),

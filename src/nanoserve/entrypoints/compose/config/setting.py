@@ -66,7 +66,7 @@ def switch(summary: str, *, default: bool = False) -> Any:
     return setting(default, boolean(), summary)
 
 
-def optional(kind: ValueKind, summary: str, word: str = "auto") -> Any:
+def optional(kind: ValueKind, summary: str, word: str = "none") -> Any:
     """Declare one that is None if no source names it; `word` is the text for None."""
     return setting(None, or_none(kind, word), summary)
 
