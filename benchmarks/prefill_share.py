@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.pooled_models import write_encoder, write_modules
 from benchmarks.random_model import write_model
 from nanoserve.entrypoints.bench.report import show, table
-from nanoserve.entrypoints.compose.shapes import shape_config
+from nanoserve.entrypoints.compose.shapes import CONFIGS, PREFIX
 from nanoserve.entrypoints.offline import LLM
 from nanoserve.ports.sampling import SamplingParams
 
@@ -63,7 +63,7 @@ def main() -> None:
             write_encoder(folder)
         else:
             write_model(given.shape, folder)
-            write_modules(folder, "lasttoken", shape_config(given.shape)["hidden_size"])
+            write_modules(folder, "lasttoken", CONFIGS[given.shape.removeprefix(PREFIX)]["hidden_size"])
             sampling = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
             with LLM(name, task="generate", **how) as llm:
                 rates["prefill"] = [

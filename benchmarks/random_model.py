@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.peers.shape_config import config_of
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.entrypoints.bench.serving.client import WORDS
-from nanoserve.entrypoints.compose.shapes import shape_config
+from nanoserve.entrypoints.compose.shapes import CONFIGS, PREFIX
 
 AUTO: Any = AutoModelForCausalLM
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -35,7 +35,7 @@ SHARD = 4 << 30
 
 def write_model(shape: str, folder: pathlib.Path, *, int4: bool = False) -> None:
     """Save the shape in bfloat16, or with projections of 4-bit integers, sharded as published models are."""
-    config: Any = config_of(shape_config(shape))
+    config: Any = config_of(CONFIGS[shape.removeprefix(PREFIX)])
     config.eos_token_id = 0
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device("meta" if int4 else device):

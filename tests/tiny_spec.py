@@ -6,8 +6,8 @@ from typing import Any
 
 import attrs
 
-from nanoserve.ports.layer_spec import DenseSpec, LatentSpec, LayerSpec, RopeSpec
-from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
+from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, LatentSpec, LayerSpec, RopeSpec
+from nanoserve.ports.model_spec import ModelSpec, NormSpec
 
 
 def tiny_spec(
@@ -20,13 +20,10 @@ def tiny_spec(
 ) -> ModelSpec:
     """A spec of feeds of `size` and of `heads` (of queries, of keys and values, elements of each)."""
     num_heads, num_kv_heads, head_dim = heads
-    layers = uniform_layers(
-        num_layers,
-        windows=windows,
-        feed=DenseSpec(size=size),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+    mixer = AttentionSpec(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    layers = tuple(
+        LayerSpec(attrs.evolve(mixer, window=window), DenseSpec(size=size))
+        for window in windows or (None,) * num_layers
     )
     sizes = {"hidden_size": 64, "vocab_size": 97, "max_position": 64, "tied_embeddings": False}
     return ModelSpec(

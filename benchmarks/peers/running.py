@@ -17,7 +17,7 @@ from nanoserve.entrypoints.bench.measurement import BenchLoad
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.choices import choose_sizes, choose_threads, user_chose_threads
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
-from nanoserve.entrypoints.compose.shapes import shape_config
+from nanoserve.entrypoints.compose.shapes import CONFIGS, PREFIX, is_shape
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.sampling import Door, SamplingParams, set_by
 
@@ -51,9 +51,10 @@ def run_peer(
     peer: str, found: Survey, settings: EngineSettings, sampling: SamplingParams, loads: Sequence[BenchLoad]
 ) -> PeerRuns:
     """Run every load; raises `PeerFailedError` with the last line that the other engine wrote."""
+    name = str(settings.model).removeprefix(PREFIX).lower()
     job = {
         "folder": found.folder,
-        "shape": shape_config(settings.model),
+        "shape": CONFIGS[name] if is_shape(settings.model) else {},
         "device": found.device,
         "dtype": found.dtype,
         "max_model_len": max(max(map(len, each.prompts)) + max(each.output_lengths) for each in loads),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import attrs
 
@@ -12,7 +12,6 @@ from nanoserve.ports.layer_spec import (
     AttentionSpec,
     BidirectionalSpec,
     DeltaSpec,
-    Feed,
     LatentSpec,
     LayerSpec,
     LongRopeScaling,
@@ -331,12 +330,6 @@ class ModelSpec:
         return next((place for place, each in groups if isinstance(each.kind, Full | Latent)), None)
 
     @property
-    def kv_elements_per_token(self) -> int:
-        """Numbers that one token keeps over all layers."""
-        mixers = [layer.mixer for layer in self.keeping_layers]
-        return sum(each.cache_elements for each in mixers if not isinstance(each, DeltaSpec))
-
-    @property
     def rotations(self) -> tuple[Rotation, ...]:
         """Each rotary embedding once."""
         mixers = [layer.mixer for layer in self.keeping_layers]
@@ -365,12 +358,3 @@ def _kind(mixer: Mixer) -> CacheKind:
             return Uncached(mixer.window)
         case _:
             return Recurrent()
-
-
-def uniform_layers(
-    count: int, *, windows: tuple[int | None, ...] = (), feed: Feed, **attention: Any
-) -> tuple[LayerSpec, ...]:
-    """So many layers of attention and a feed that differ in their windows alone, one for each of `windows`."""
-    mixer = AttentionSpec(**attention)
-    windows = windows or (mixer.window,) * count
-    return tuple(LayerSpec(attrs.evolve(mixer, window=window), feed) for window in windows)

@@ -40,11 +40,6 @@ def find_shape(model: str) -> ModelSpec:
     raise BadValueError("model", f"{model!r} is not a known shape{hint} Known are {', '.join(SHAPES)}")
 
 
-def shape_config(model: str | None) -> Mapping[str, Any]:
-    """The config.json of a shape; empty if the model is none."""
-    return CONFIGS[(model or "").removeprefix(PREFIX).strip().lower()] if is_shape(model) else {}
-
-
 def refuse_shape(model: str | None, purpose: str) -> None:
     """Raise `BadValueError` if a shape is asked for something that needs a tokenizer or real weights."""
     if is_shape(model):

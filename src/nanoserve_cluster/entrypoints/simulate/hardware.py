@@ -67,7 +67,7 @@ def step_cost(spec: ModelSpec, gpu: Gpu, count: int) -> StepCost:
         weights=ELEMENT_BYTES * weight_elements(spec, EXPERT_ROWS) / (bandwidth * READ_SHARE),
         token=(second - first) / (flops * MULTIPLY_SHARE) + reduced_bytes / (gpu.link * GIGA),
         row=ROW_SECONDS,
-        context=ELEMENT_BYTES * spec.kv_elements_per_token / (bandwidth * KV_SHARE),
+        context=spec.kv_bytes_per_token(ELEMENT_BYTES) / (bandwidth * KV_SHARE),
         pair=(third - 2 * second + first) / (flops * ATTEND_SHARE),
     )
 
@@ -85,7 +85,7 @@ def kv_blocks(spec: ModelSpec, gpu: Gpu, count: int, block_size: int) -> int:
     # So many rows choose every expert.
     weights = ELEMENT_BYTES * (weight_elements(spec, 1e6) + embeddings)
     memory = count * gpu.memory * GIGA * MEMORY_SHARE
-    found = int((memory - weights) / (block_size * spec.kv_elements_per_token * ELEMENT_BYTES))
+    found = int((memory - weights) / (block_size * spec.kv_bytes_per_token(ELEMENT_BYTES)))
     if found < 1:
         message = (
             f"the weights take {weights / GIGA:.0f} GB and {count} GPU(s) offer {memory / GIGA:.0f}; give each "

@@ -23,8 +23,8 @@ from nanoserve.ports.driven import Check
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
 from nanoserve.ports.events import EngineEvent
-from nanoserve.ports.layer_spec import DenseSpec
-from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
+from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, LayerSpec
+from nanoserve.ports.model_spec import ModelSpec, NormSpec
 from nanoserve.ports.sampling import SamplingDefaults
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.fakes.memory_runner import MemoryRunner
@@ -41,7 +41,7 @@ SPEC = ModelSpec(
     vocab_size=VOCAB,
     max_position=512,
     norm=NormSpec(eps=1e-5),
-    layers=uniform_layers(2, feed=DenseSpec(size=8), num_heads=2, num_kv_heads=1, head_dim=4),
+    layers=(LayerSpec(AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=4), DenseSpec(size=8)),) * 2,
     tied_embeddings=True,
 )
 
