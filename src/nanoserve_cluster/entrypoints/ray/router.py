@@ -17,11 +17,10 @@ from nanoserve.entrypoints.server.sockets import describe
 from nanoserve.ports.counts import Counts
 from nanoserve_cluster.entrypoints.ray.arguments import RaySettings
 from nanoserve_cluster.entrypoints.ray.directory import Entry, keep_reporting
-from nanoserve_cluster.entrypoints.route.fleet import Fleet
+from nanoserve_cluster.entrypoints.route.fleet import Fleet, RoutingTable
 from nanoserve_cluster.entrypoints.route.proxy import Proxy
 from nanoserve_cluster.entrypoints.route.run import client_of
 from nanoserve_cluster.entrypoints.route.settings import RouteSettings
-from nanoserve_cluster.entrypoints.route.table import RoutingTable
 
 POLL: Final = 0.5
 """Seconds between two looks into the directory."""

@@ -1,10 +1,11 @@
-"""The replicas: which of them take requests, looked at again and again, and what they publish of their caches."""
+"""The replicas: which of them take requests, looked at again and again, and what they publish of their caches; and how one is chosen."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
+import random
 from collections.abc import Awaitable, Collection, Sequence
 from typing import Final, TypeVar
 
@@ -15,12 +16,16 @@ import structlog
 from nanoserve.entrypoints.client.server import read_address
 from nanoserve.entrypoints.server.http.sse import end
 from nanoserve.ports.errors import BadValueError
+from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex
+from nanoserve_cluster.domain.routing.reported_blocks import ReportedBlocks
+from nanoserve_cluster.domain.routing.router import Router
 from nanoserve_cluster.entrypoints.route.bounds import Keeping
 from nanoserve_cluster.entrypoints.route.settings import RouteSettings
-from nanoserve_cluster.entrypoints.route.table import RoutingTable
 
 MAX_PORT: Final = 65535
 _MOST_HEALTH_BYTES: Final = 1 << 16
+_MOST_BLOCKS: Final = 2**18
+"""Blocks that are remembered of one replica: 4 million tokens in blocks of 16, more than a GPU's cache holds."""
 T = TypeVar("T")
 
 
@@ -82,6 +87,25 @@ def _read(setting: str, number: int, url: str, *ports: str) -> Replica:
     host = f"[{address.host}]" if ":" in address.host else address.host
     events, replay = (*(f"tcp://{host}:{each}" for each in ports), None, None)[:2]
     return Replica(number=number, url=address.url, events=events, replay=replay)
+
+
+class RoutingTable(Router):
+    """A `Router` with an index of its own, which replicas can keep up to date."""
+
+    def __init__(self, policy: str, block_size: int) -> None:
+        draw = random.Random()  # noqa: S311 - spreads load
+        super().__init__(policy, PrefixIndex(_MOST_BLOCKS), block_size=block_size, draw=draw)
+
+    def cached_blocks(self, replica: int) -> int:
+        """How many blocks the replica is believed to have in its cache."""
+        return self.index.held(replica)
+
+    async def follow(self, replica: int, endpoint: str, replay_endpoint: str | None) -> None:
+        """Enter what a replica publishes of its cache, until cancelled; `check_kv_events` has passed."""
+        from nanoserve.adapters.zmq_events.subscriber import KVEventSubscriber  # noqa: PLC0415 - an extra
+
+        blocks = ReportedBlocks(replica, self.index, self.block_size)
+        await KVEventSubscriber(endpoint, replay_endpoint, lambda events: blocks.apply(*events)).run()
 
 
 class Fleet:

@@ -29,10 +29,9 @@ from nanoserve.entrypoints.server.protocols import ERROR_SHAPES
 from nanoserve.entrypoints.server.protocols.openai.chat import DONE
 from nanoserve_cluster.domain.routing.router import Placement
 from nanoserve_cluster.entrypoints.route.bounds import AnswerTooLargeError, Keeping
-from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica
+from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica, RoutingTable
 from nanoserve_cluster.entrypoints.route.prefill import PrefillStage
 from nanoserve_cluster.entrypoints.route.prompts import RoutablePrompt, read_prompt, token_ids
-from nanoserve_cluster.entrypoints.route.table import RoutingTable
 from nanoserve_cluster.entrypoints.route.visits import passed_on, request_to, visiting
 
 _SERVER: Final = {b"date", b"server"}

@@ -27,11 +27,10 @@ from nanoserve.entrypoints.server.serving import (
 from nanoserve.entrypoints.server.sockets import describe, host_names, listening_sockets, raise_open_files
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.errors import BadValueError
-from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica, read_replicas
+from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica, RoutingTable, read_replicas
 from nanoserve_cluster.entrypoints.route.prefill import PrefillStage
 from nanoserve_cluster.entrypoints.route.proxy import Proxy
 from nanoserve_cluster.entrypoints.route.settings import RouteSettings
-from nanoserve_cluster.entrypoints.route.table import RoutingTable
 
 _IDLE_SECONDS: Final = 30.0
 """Seconds that a connection to a replica is kept; servers keep theirs longer, so that it is not they who close it."""

@@ -11,8 +11,7 @@ import attrs
 import httpx
 
 from nanoserve_cluster.domain.routing.router import Placement
-from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica
-from nanoserve_cluster.entrypoints.route.table import RoutingTable
+from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica, RoutingTable
 
 _HOP: Final = {
     *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"),

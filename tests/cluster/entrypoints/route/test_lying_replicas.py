@@ -13,12 +13,11 @@ import pytest
 
 from nanoserve_cluster.entrypoints.route import bounds
 from nanoserve_cluster.entrypoints.route.bounds import LEAST_BYTES, MOST_BYTES, Keeping
-from nanoserve_cluster.entrypoints.route.fleet import Fleet, read_replicas
+from nanoserve_cluster.entrypoints.route.fleet import Fleet, RoutingTable, read_replicas
 from nanoserve_cluster.entrypoints.route.prompts import token_ids
 from nanoserve_cluster.entrypoints.route.proxy import Proxy
 from nanoserve_cluster.entrypoints.route.run import client_of
 from nanoserve_cluster.entrypoints.route.settings import RouteSettings
-from nanoserve_cluster.entrypoints.route.table import RoutingTable
 from tests.cluster.entrypoints.route.test_proxy import SSE, Server, World, ok
 from tests.patience import PATIENCE
 

@@ -9,11 +9,10 @@ import httpx
 import msgspec
 import pytest
 
-from nanoserve_cluster.entrypoints.route.fleet import Fleet, read_replicas
+from nanoserve_cluster.entrypoints.route.fleet import Fleet, RoutingTable, read_replicas
 from nanoserve_cluster.entrypoints.route.prefill import PrefillStage
 from nanoserve_cluster.entrypoints.route.proxy import Proxy
 from nanoserve_cluster.entrypoints.route.settings import RouteSettings
-from nanoserve_cluster.entrypoints.route.table import RoutingTable
 from tests.cluster.entrypoints.route.test_proxy import (
     Answered,
     Pieces,

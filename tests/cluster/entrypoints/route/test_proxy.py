@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from nanoserve.ports.errors import BadValueError
-from nanoserve_cluster.entrypoints.route.fleet import Fleet, read_replicas
+from nanoserve_cluster.entrypoints.route.fleet import Fleet, RoutingTable, read_replicas
 from nanoserve_cluster.entrypoints.route.proxy import Proxy
 from nanoserve_cluster.entrypoints.route.settings import RouteSettings
-from nanoserve_cluster.entrypoints.route.table import RoutingTable
 from tests.patience import PATIENCE
 
 SSE = {"content-type": "text/event-stream; charset=utf-8"}

@@ -8,10 +8,9 @@ import httpx
 import pytest
 
 from nanoserve.ports.errors import BadValueError
-from nanoserve_cluster.entrypoints.route.fleet import Fleet
+from nanoserve_cluster.entrypoints.route.fleet import Fleet, RoutingTable
 from nanoserve_cluster.entrypoints.route.run import read_both, socket_options
 from nanoserve_cluster.entrypoints.route.settings import RouteSettings
-from nanoserve_cluster.entrypoints.route.table import RoutingTable
 
 
 def test_connections_break_also_where_what_is_sent_is_not_received(monkeypatch: pytest.MonkeyPatch) -> None:
