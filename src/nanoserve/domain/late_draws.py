@@ -56,7 +56,7 @@ class LateDraws:
         table.counters.late_masks += len(drawn.late)
         self._misses = misses = {each: self._misses.get(each, 0) + 1 for each in drawn.late}
         late = [each for each in drawn.late if each.phase is Phase.RUNNING]
-        again = [each for each in late if self._may_compute_again(each)]
+        again = [] if self._scheduler.cache.has_states else late  # a state has taken the token in
         # A wide step gives less than its width in any case, which is seen when it lands, unless it was to bring the last token.
         wide = flight.decoding.sequences if flight.plan.width > 1 else ()
         for sequence in again:
@@ -68,14 +68,6 @@ class LateDraws:
         if recorder is not None:
             recorder.note_repeated([each for each in again if each not in wide])
             recorder.note_repeated([] if ahead is None else ahead.sitting_out)
-
-    def _may_compute_again(self, sequence: Sequence) -> bool:
-        """True if its newest token may be computed once more, over what is written: no state has taken it in, no named block has it."""
-        cache, newest = self._scheduler.cache, len(sequence.token_ids) - 1
-        blocks = zip(cache.allocators, sequence.block_tables, strict=True)
-        return not cache.has_states and not any(
-            pool.is_named(table[newest // cache.block_size]) for pool, table in blocks
-        )
 
     def _repeat(self, sequence: Sequence, ahead: InFlightStep | None, *, sits_out: bool) -> None:
         """Have a row compute its newest token again, in the step after this one, or when its mask is there."""

@@ -81,14 +81,14 @@ class Pipeline(Generic[TicketT]):
                 return  # the draw has failed
             self._answers.tell_rows()
             try:
+                if plan.masked and not self._in_flight:  # they are made while it is launched
+                    self._late_draws.begin()
                 ticket = self._runner.submit(plan)
             except Exception as error:  # noqa: BLE001 - whatever a runner raises must end in events, not in a dead loop
                 self._fail(plan, error)
                 return
             self._in_flight.append((plan, ticket))
-            if plan.masked:
-                self._late_draws.is_undrawn = True
-                self._draw(begin=True)
+            self._late_draws.is_undrawn = bool(plan.masked)
 
     def _bring_home_oldest(self, events: list[EngineEvent]) -> None:
         plan, ticket = self._in_flight.popleft()

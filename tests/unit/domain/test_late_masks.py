@@ -175,21 +175,44 @@ def test_a_block_that_is_filled_by_a_token_computed_again_is_found_as_any_other(
     assert findable[0] == findable[1] > 0
 
 
-def test_where_others_can_read_what_it_would_write_again_it_gives_its_row_back() -> None:
-    """The last token of its prompt ends a block, which has its name since it was planned."""
+@pytest.mark.parametrize("turns", [1, 4])
+def test_a_block_that_its_prompt_ends_has_no_name_until_it_has_said_something(turns: int) -> None:
+    """Others could read what it writes again; it keeps its row, and its prompt is read once."""
     scene = Scene(prompt=4)
     scene.grammars.held.add(LATE)
-    for _ in range(4):
+    (sequence,), pool = (
+        scene.world.scheduler.table.requests["late"],
+        scene.world.scheduler.cache.allocators[0],
+    )
+    for _ in range(turns):
         scene.world.turn()
-    assert scene.row is None
+        assert sequence.block_tables[0][0] not in pool.findable
+    scene.grammars.held.clear()
+    scene.say(1)
+    assert sequence.block_tables[0][0] in pool.findable
     scene.end()
-    assert scene.world.preemptions == 1
-    unnamed = Scene(prompt=4, prefix_caching=False)
-    unnamed.grammars.held.add(LATE)
-    for _ in range(4):
-        unnamed.world.turn()
-    assert unnamed.row is not None
-    unnamed.end()
+    assert scene.world.preemptions == 0
+    assert sum(bool(plan.chunks) for plan in scene.plans) == 1
+
+
+def test_masks_are_begun_before_a_step_is_launched_where_nothing_is_in_flight() -> None:
+    scene, order = Scene(), list[str]()
+    fill, submit = scene.grammars.fill, scene.world.runner.submit
+
+    def filled(*given: Any) -> Callable[[], Filled]:
+        order.append("masks")
+        return fill(*given)
+
+    def submitted(plan: StepPlan) -> StepPlan:
+        order.append("launch")
+        return submit(plan)
+
+    scene.grammars.fill = filled  # type: ignore[method-assign]
+    scene.world.runner.submit = submitted  # type: ignore[method-assign]
+    scene.world.turn()
+    assert order[:2] == ["masks", "launch"]
+    scene.end()
+    assert order.count("masks") <= sum(bool(plan.masked) for plan in scene.plans), "of each step once"
 
 
 def test_a_state_takes_no_token_in_twice() -> None:

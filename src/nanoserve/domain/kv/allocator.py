@@ -116,10 +116,6 @@ class BlockAllocator:
         """The block that holds this content or will hold it after the steps planned so far, referenced or kept."""
         return self._block_of.get(content)
 
-    def is_named(self, block: int) -> bool:
-        """True if a block can be found by its content, or will be."""
-        return block in self._hash_of
-
     def register(self, block: int, content: BlockHash, step: int | None = None) -> int:
         """Name a block's content, which is computed now or by `step`.
 

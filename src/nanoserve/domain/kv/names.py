@@ -138,7 +138,9 @@ class Naming:
 
     def give(self, sequence: Sequence, start: int, end: int, step: int) -> None:
         """Name the blocks that `step` fills by computing tokens [start, end), where no equal block is known."""
-        first, full = start // self._block_size, end // self._block_size
+        # Its newest token is computed again if its mask is late.
+        may_change = end == len(sequence.token_ids) and sequence.request.constraint is not None
+        first, full = start // self._block_size, (end - may_change) // self._block_size
         if sequence.hash_root is None or full == first:
             return
         assert sequence.row is not None
