@@ -10,6 +10,7 @@ import json
 import random
 import re
 import time
+from itertools import compress
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -142,5 +143,5 @@ def _go_on(matcher: LLMatcher, chance: random.Random) -> bool:
     mask = int.from_bytes(matcher.compute_bitmask(), "little") & (1 << BYTES) - 1
     if not mask or matcher.is_error():
         return False
-    token = chance.choice([each for each in range(BYTES) if mask >> each & 1])
-    return matcher.consume_token(token)
+    bits = f"{mask:b}"[::-1].encode().replace(b"0", b"\0")
+    return matcher.consume_token(chance.choice([*compress(range(BYTES), bits)]))
