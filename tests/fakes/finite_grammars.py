@@ -92,8 +92,8 @@ class FiniteGrammars:
 
     def draft(self, matcher: Matcher, count: int, more: Callable[[list[int]], Sequence[int]], /) -> list[int]:
         """What comes next in all answers, then the guesses that are right so far."""
+        assert isinstance(matcher, FiniteMatcher)
         ahead, found = matcher.copy(), list[int]()
-        assert isinstance(ahead, FiniteMatcher)
         while len(ahead.following()) == 1 and not ahead.may_end() and len(found) < count:
             found += ahead.following()
             ahead.consume(found[-1])
@@ -109,8 +109,8 @@ class FiniteGrammars:
         """What may come next, at once."""
         number, empty = 0, set[int]()
         for matcher, tokens in zip(matchers, drafts or [()] * len(matchers), strict=True):
+            assert isinstance(matcher, FiniteMatcher)
             ahead = matcher.copy()
-            assert isinstance(ahead, FiniteMatcher)
             if not any(self._mask(ahead)):
                 empty.add(number)
             for token in (*tokens, None):

@@ -96,9 +96,6 @@ class Matcher(Protocol):
     def may_end(self) -> bool:
         """True if the answer so far is whole."""
 
-    def copy(self) -> Matcher:
-        """A copy in the same state."""
-
 
 class Grammar(Protocol):
     """A compiled constraint; immutable, so it can be shared."""

@@ -250,7 +250,7 @@ def test_a_slow_worker_delays_nobody_else() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_alone_it_waits_for_its_grammar_and_may_be_aborted_or_run_out_of_time(depth: int) -> None:
-    grammars = SlowGrammars(5)
+    grammars = SlowGrammars(10)
     found = world(depth=depth, grammars=grammars)
     for name in ("aborted", "late", "answered"):
         deadline = 0.003 if name == "late" else None

@@ -171,9 +171,6 @@ class Answer:
         if self.compiled is not None:
             self.compiled.worker.freed.append((Say.CLOSE, self.number, self.seat))
 
-    def copy(self) -> Answer:
-        return Answer(self.grammar, self.said)
-
     def may_end(self) -> bool:
         """As in `Matcher`, by its newest mask."""
         return bool(self.words[Word.STATE] & State.MAY_END)

@@ -69,7 +69,7 @@ class Constraints:
 
     Attributes:
         matchers: of the living sequences that have a constraint, once it is ready.
-        compiling: sequences whose grammar a worker makes, one for each request, with all of the request.
+        compiling: sequences whose grammar a worker makes.
         late: sequences whose mask a worker makes, though the step that needed it is drawn.
         missed: of the step that was drawn last, the sequences without a mask: what was drawn for them is dropped.
     """
@@ -83,7 +83,7 @@ class Constraints:
         self._free: set[Sequence] = set()
         self._unsure: set[Sequence] = set()
         self._filling: Filling | None = None
-        self.compiling: dict[Sequence, tuple[list[Sequence], Pending[Grammar]]] = {}
+        self.compiling: dict[Sequence, Pending[Grammar]] = {}
         self.late: dict[Sequence, Matcher] = {}
 
     def open(self, family: list[Sequence], constraint: Constraint) -> bool:
@@ -99,23 +99,22 @@ class Constraints:
         try:
             grammar = self._grammars.compile(constraint, request.client)
             if not grammar.done():
-                self.compiling[family[0]] = (family, grammar)
+                self.compiling.update(dict.fromkeys(family, grammar))
                 return False
-            self._start(family, grammar.result())
+            for sequence in family:
+                self._start(sequence, grammar.result())
         except BadValueError as error:  # grammars name the kind of constraint
             raise BadValueError("constraint", str(error).removeprefix(AT_FAULT)) from None
         return True
 
-    def _start(self, family: list[Sequence], grammar: Grammar) -> None:
-        first = grammar.matcher()
-        matchers = [first, *(first.copy() for _ in family[1:])]
-        self.matchers.update(zip(family, matchers, strict=True))
-        request = family[0].request
+    def _start(self, sequence: Sequence, grammar: Grammar) -> None:
+        self.matchers[sequence] = matcher = grammar.matcher()
+        request = sequence.request
         if request.constraint is not None and request.constraint.after:
-            self._free.update(family)
+            self._free.add(sequence)
         # The masks of the others are right as the grammar makes them, ends included, and need not be looked at.
-        if request.sampling.min_tokens or request.eos_token_ids != first.ends:
-            self._unsure.update(family)
+        if request.sampling.min_tokens or request.eos_token_ids != matcher.ends:
+            self._unsure.add(sequence)
 
     def close(self, sequence: Sequence) -> None:
         """The sequence, with or without a constraint, has ended."""
@@ -123,8 +122,8 @@ class Constraints:
         self._free.discard(sequence)
         self._unsure.discard(sequence)
         self.late.pop(sequence, None)
-        _, grammar = self.compiling.pop(sequence, (None, None))
-        if grammar is not None and grammar not in [each for _, each in self.compiling.values()]:
+        grammar = self.compiling.pop(sequence, None)
+        if grammar is not None and grammar not in self.compiling.values():
             grammar.cancel()
 
     def awaits(self, sequence: Sequence) -> bool:
@@ -138,15 +137,15 @@ class Constraints:
             if self._grammars is not None and self._grammars.is_ready(matcher):
                 del self.late[sequence]
                 arrived.append((sequence, None))
-        for sequence, (family, grammar) in list(self.compiling.items()):
+        for sequence, grammar in list(self.compiling.items()):
             if grammar.done():
                 del self.compiling[sequence]
                 try:
-                    self._start(family, grammar.result())
+                    self._start(sequence, grammar.result())
                 except Exception as error:  # noqa: BLE001 - grammars are foreign: they may raise anything
-                    arrived += [(each, _reason(error)) for each in family]
+                    arrived.append((sequence, _reason(error)))
                 else:
-                    arrived += [(each, None) for each in family]
+                    arrived.append((sequence, None))
         return arrived
 
     def rest(self) -> bool:

@@ -360,7 +360,7 @@ def test_a_copy_goes_on_from_what_has_been_said() -> None:
     grammars = grammars_of(byte_level(), workers=2)
     first = compiled(grammars, "regex", "a(b{5})+")
     grammars.consume([(first, A), (first, B)])
-    copies = [first.copy() for _ in range(3)]
+    copies = [Answer(first.grammar, first.said) for _ in range(3)]
     grammars.consume([(first, B)])
     for each in copies:
         assert allowed(grammars, each) == {B}

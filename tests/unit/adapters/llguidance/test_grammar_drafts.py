@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from nanoserve.adapters.llguidance.answers import Answer
 from nanoserve.adapters.llguidance.serving import Desk
 from nanoserve.ports.grammar import Constraint
 from tests.patience import PATIENCE
@@ -53,9 +54,9 @@ def test_masks_behind_drafts_are_those_on_the_way(constraint: Constraint) -> Non
         for _ in range(40):
             drafts = GRAMMARS.draft(ahead, 6, lambda forced: [*range(97, 103)])
             drafted += len(drafts)
-            block, found = filled(GRAMMARS, [ahead, ahead.copy()], [drafts, []])
+            block, found = filled(GRAMMARS, [ahead, Answer(ahead.grammar, ahead.said)], [drafts, []])
             assert not found.late
-            walker = plainly.copy()
+            walker = Answer(plainly.grammar, plainly.said)
             for number, token in enumerate([*drafts, None]):
                 assert [bytes(block.mask(number))] == masks_of(GRAMMARS, [walker])
                 assert token is None or not GRAMMARS.consume([(walker, token)])
