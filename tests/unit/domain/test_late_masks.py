@@ -195,6 +195,22 @@ def test_a_block_that_its_prompt_ends_has_no_name_until_it_has_said_something(tu
     assert sum(bool(plan.chunks) for plan in scene.plans) == 1
 
 
+@pytest.mark.parametrize("turns", [0, 1, 8])
+def test_the_time_of_its_first_token_is_that_of_the_step_which_brings_it(turns: int) -> None:
+    scene = Scene()
+    scene.grammars.held.add(LATE)
+    for _ in range(turns):
+        scene.world.turn()
+    scene.grammars.held.clear()
+    scene.say(1)
+    came = scene.world.clock.time
+    scene.end()
+    last = scene.world.answer("late").last
+    assert last is not None
+    assert last.times is not None
+    assert last.times.first_token == came
+
+
 def test_masks_are_begun_before_a_step_is_launched_where_nothing_is_in_flight() -> None:
     scene, order = Scene(), list[str]()
     fill, submit = scene.grammars.fill, scene.world.runner.submit

@@ -255,8 +255,7 @@ class Scheduler:
         Sequences that end by a stop id or by length are finished here; tokens computed for one after its end are dropped.
         """
         flight, now, drafter = self.flights.pop(0), self._clock.now(), self.speculation
-        if self.limits.max_itl is not None:
-            self._shares.observe(flight, self.last_commit, now)
+        self._shares.observe(flight, self.last_commit, now)
         self.last_commit = now
         self.committed_step = flight.plan.step
         self._note_written(flight, result, now)
@@ -266,6 +265,9 @@ class Scheduler:
             progress, stopped = flight.land(result, self.constraints.missed, self.table.cut_short_at)
         else:
             progress, stopped = drafter.land(flight, result)
+        for sequence, _, _ in progress if flight.chunks or flight.plan.masked else ():
+            if sequence.first_token is None:
+                sequence.first_token = now
         self._gain(progress, stopped)
         if self.suspects and (cleared := self.suspects.acquit()):
             self.table.preempt(cleared)
@@ -281,12 +283,11 @@ class Scheduler:
         for sequence, chunk in flight.chunks:
             if not flight.plan.invariant or chunk.start < sequence.num_prompt_tokens:
                 self.counters.computed_prompt_tokens += chunk.length
-            has_missed, is_alive = sequence in missed, sequence.phase is not Phase.FINISHED
-            if chunk.is_last and is_alive and sequence.first_token is None and not has_missed:
-                sequence.first_token = now
             if sequence.phase is Phase.RUNNING:
+                has_missed = sequence in missed
                 cache.naming.share(sequence, chunk.start + chunk.length - chunk.unverified - has_missed)
-            if chunk.pools:  # it ends with the vector of its prompt
+            if chunk.pools and sequence.phase is not Phase.FINISHED:  # it ends with the vector of its prompt
+                sequence.first_token = now
                 self.table.finish(sequence, FinishReason.STOP)
         # Its last token is computed now, and was known before: a block is named by tokens, not by what they yield.
         for sequence in flight.filling:

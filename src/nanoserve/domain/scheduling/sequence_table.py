@@ -147,7 +147,6 @@ class SequenceTable:
         self.num_deterministic -= sequence.is_deterministic
         if not was_running:
             self.waiting.note_finished(sequence)
-        self.is_settled = False
         self.cut_short_at = self.cut_short_at if reason is FinishReason.LENGTH else self.step
         self._held.discard(sequence)
         self.deadlines.note_finished(sequence)
