@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 
 environment = machine.environment
 leave_unread = garbage.leave_unread
+clock: Callable[[], Clock] = SystemClock
+"""The clock that every part of a process reads."""
+trace_format: Callable[[], TraceFormat] = JsonTraceFormat
+"""The form in which a step log is written."""
 _MOST_COMPILERS: Final = 32
 """A model has some 70 kernels, and each process that compiles has 100 MB of its own."""
 
@@ -241,16 +245,6 @@ def find_model(settings: EngineSettings) -> str:
     """The folder of a model, downloaded first if it must be. Raises `ModelLoadError`."""
     refuse_shape(settings.model, "be served")
     return _find_folder(settings)
-
-
-def clock() -> Clock:
-    """The clock that every part of a process reads."""
-    return SystemClock()
-
-
-def trace_format() -> TraceFormat:
-    """The form in which a step log is written."""
-    return JsonTraceFormat()
 
 
 def local_defaults(model: str | None) -> SamplingDefaults | None:

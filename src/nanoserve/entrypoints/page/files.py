@@ -31,28 +31,16 @@ class PageFile:
     etag: str
 
 
-@attrs.frozen(eq=False)
-class PageFiles:
-    """Every file by its path: the page itself at `/`, its other files under `/ui/`."""
-
-    files: Mapping[str, PageFile]
-
-    @property
-    def paths(self) -> frozenset[str]:
-        """All there is; no other path leads to a file."""
-        return frozenset(self.files)
-
-
 @functools.cache
-def read_page() -> PageFiles:
-    """The page of this installation."""
+def read_page() -> Mapping[str, PageFile]:
+    """The page of this installation: every file by its path, the page itself at `/`, its other files under `/ui/`; no other path leads to a file."""
     files = [path for path in sorted(STATIC.rglob("*")) if path.suffix in _TYPES]
     bodies = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in files}
     rows = ",\n".join(f"  {json.dumps(_row(PARAMETERS[name]))}" for name in set_by(Door.PAGE))
     bodies[SAMPLING] = f"{_HEAD}export const SAMPLING = [\n{rows},\n];\n".encode()
-    return PageFiles(
-        {INDEX if name == "index.html" else FOLDER + name: _file(name, body) for name, body in bodies.items()}
-    )
+    return {
+        INDEX if name == "index.html" else FOLDER + name: _file(name, body) for name, body in bodies.items()
+    }
 
 
 def _row(parameter: Parameter) -> dict[str, object]:

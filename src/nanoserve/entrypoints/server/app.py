@@ -18,7 +18,7 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, ServeSettings
 from nanoserve.entrypoints.compose.counting import Counting
-from nanoserve.entrypoints.page.files import INDEX, PageFiles, read_page
+from nanoserve.entrypoints.page.files import INDEX, read_page
 from nanoserve.entrypoints.server import loras, steering
 from nanoserve.entrypoints.server.batches.routes import ENDPOINTS, batch_routes
 from nanoserve.entrypoints.server.batches.running import BatchService, asking
@@ -132,7 +132,6 @@ class Server:
             "bounds": _provide(lambda: self.settings.bounds, BoundSettings),
             "document": _provide(lambda: document, ApiDocument),
             "live": _provide(lambda: self.live, Live),
-            "page": _provide(read_page, PageFiles),
         }
 
     def unguarded(
@@ -224,7 +223,7 @@ def make_app(server: Server) -> AccessLog:
         routes += loras.ROUTES
     routes += steering.ROUTES if server.settings.access.steering else [steering.turned_off]
     own = [*openapi.ROUTES, *(page.ROUTES if ui else page.ROUTES_WITHOUT_PAGE)]
-    readable = read_page().paths if ui else (INDEX,)
+    readable = read_page() if ui else (INDEX,)
     return server.for_clients([*routes, *own], readable=readable, document=document)
 
 

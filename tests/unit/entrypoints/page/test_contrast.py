@@ -9,7 +9,7 @@ import pytest
 
 from nanoserve.entrypoints.page.files import read_page
 
-STYLE: Final = read_page().files["/ui/style.css"].body.decode()
+STYLE: Final = read_page()["/ui/style.css"].body.decode()
 SCHEMES: Final = {
     "light": dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLE.split(":root {")[1].split("}")[0])),
     "dark": dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLE.split('[data-theme="dark"] {')[1].split("}")[0])),

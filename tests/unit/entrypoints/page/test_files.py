@@ -14,7 +14,7 @@ from nanoserve.entrypoints.page.files import read_page
 from nanoserve.entrypoints.server.protocols.openai.wire import ChatBody, CompletionBody
 from nanoserve.ports.sampling import PARAMETERS
 
-FILES: Final = {path: each.body.decode() for path, each in read_page().files.items()}
+FILES: Final = {path: each.body.decode() for path, each in read_page().items()}
 SCRIPTS: Final = {path: text for path, text in FILES.items() if path.endswith(".js")}
 STYLES: Final = {path: text for path, text in FILES.items() if path.endswith(".css")}
 INDEX: Final = FILES["/"]
@@ -33,7 +33,7 @@ def test_every_file_in_the_folder_is_served() -> None:
                 names.add(prefix + entry.name)
     assert {"index.html", "style.css", "main.js", "engine/engine_view.js"} <= names
     names.add("sampling.js")
-    assert read_page().paths == {"/" if each == "index.html" else f"/ui/{each}" for each in names}
+    assert read_page().keys() == {"/" if each == "index.html" else f"/ui/{each}" for each in names}
 
 
 def test_nothing_stands_in_the_page_that_the_policy_forbids() -> None:

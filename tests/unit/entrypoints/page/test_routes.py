@@ -43,7 +43,7 @@ def status_of(world: AppWorld, method: str, target: str) -> int:
 
 def test_the_page_and_its_files_need_no_key_and_are_sent_with_the_policy(world: AppWorld) -> None:
     with world.client() as client:
-        for path, file in read_page().files.items():
+        for path, file in read_page().items():
             answer = client.get(path)
             assert answer.status_code == 200, path
             assert answer.content == file.body
@@ -64,7 +64,7 @@ def test_a_browser_that_has_a_file_is_not_sent_it_again(world: AppWorld) -> None
         other = client.get("/", headers={"if-none-match": '"other"'})
     assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", tag)
     assert other.status_code == 200
-    assert tag != read_page().files["/ui/main.js"].etag
+    assert tag != read_page()["/ui/main.js"].etag
 
 
 def test_the_files_can_only_be_read(world: AppWorld) -> None:
@@ -110,7 +110,7 @@ def test_the_page_is_there_before_the_model_is() -> None:
 
 def test_without_the_page_nothing_of_it_is_left() -> None:
     with app_world(ui=False) as world, world.client() as client:
-        for path in {*read_page().paths, "/live"} - {"/"}:
+        for path in {*read_page(), "/live"} - {"/"}:
             assert client.get(path).status_code == 404, path
         assert client.get("/v1/models").status_code == 200
     access = AccessSettings(api_key=(Secret(KEY),))

@@ -89,7 +89,7 @@ def make_report(
 
     Raises `TraceError` if the trace is too long for a page.
     """
-    page = {path: file.body.decode() for path, file in read_page().files.items()}
+    page = {path: file.body.decode() for path, file in read_page().items()}
     script = _inside("script", bundle({**page, ENTRY: _resource("report.js")}, ENTRY))
     style = _inside("style", "\n".join(page[path] for path in STYLES))
     policy = (

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from litestar import Request, Response, get
-from litestar.di import NamedDependency
 from litestar.exceptions import NotFoundException
 
-from nanoserve.entrypoints.page.files import FOLDER, INDEX, PageFiles
+from nanoserve.entrypoints.page.files import FOLDER, INDEX, read_page
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -25,9 +24,9 @@ HEADERS: Final = {
 
 
 @get([INDEX, FOLDER + "{name:path}"], include_in_schema=False)
-async def page_file(request: Request[Any, Any, Any], page: NamedDependency[PageFiles]) -> Response[bytes]:
+async def page_file(request: Request[Any, Any, Any]) -> Response[bytes]:
     """A file that exists by exactly this path, or 304 for a browser that has it."""
-    found = page.files.get(request.scope["path"])
+    found = read_page().get(request.scope["path"])
     if found is None:
         raise NotFoundException
     headers = {**HEADERS, "etag": found.etag}
