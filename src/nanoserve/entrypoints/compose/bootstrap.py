@@ -145,7 +145,7 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None, *, leads: b
     Raises `ModelLoadError` or `BadValueError`.
     """
     watch = watch or Stopwatch()
-    spec, folder = _find_spec(settings)
+    spec, folder = find_spec(settings)
     draft = None
     if settings.draft is not None and folder is None:
         raise BadValueError("draft", "is for a model's own weights, and a shape has none; leave it out")
@@ -170,11 +170,6 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None, *, leads: b
     found = attrs.evolve(survey_device(settings, spec, folder), draft=draft, others=others)
     watch.lap("device")
     return found
-
-
-def read_model_spec(settings: EngineSettings) -> ModelSpec:
-    """A model's numbers alone, from its files or from a shape. Raises `ModelLoadError` or `BadValueError`."""
-    return _find_spec(settings)[0]
 
 
 def assemble_text(folder: str, dialect: str | None = None, task: str = "auto") -> TextParts:
@@ -253,8 +248,8 @@ def local_defaults(model: str | None) -> SamplingDefaults | None:
     return read_sampling_defaults(str(folder)) if folder.is_dir() else None
 
 
-def _find_spec(settings: EngineSettings) -> tuple[ModelSpec, str | None]:
-    """A model's numbers and its folder; a shape has none."""
+def find_spec(settings: EngineSettings) -> tuple[ModelSpec, str | None]:
+    """A model's numbers and its folder; a shape has none. Raises `ModelLoadError` or `BadValueError`."""
     if settings.model is not None and is_shape(settings.model):
         return find_shape(settings.model), None
     folder = _find_folder(settings)

@@ -63,6 +63,9 @@ def prepared_engine(settings: EngineSettings, *, in_process: bool) -> Iterator[L
         launched.end()
 
 
+CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
+
+
 @contextlib.contextmanager
 def without_full_collections() -> Iterator[None]:
     """Keep Python's collector from reading all old objects in the middle of a call, which takes it 100 ms and more; afterwards it may."""
@@ -89,7 +92,6 @@ def installed_release() -> str:
 _BFLOAT16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
 _CPU_FACTS: Final = Path("/proc/cpuinfo")
 _DRIVER: Final = Path("/dev/nvidiactl")
-_CPU_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores(*, logical: bool = False) -> int:
@@ -102,11 +104,10 @@ def usable_cores(*, logical: bool = False) -> int:
 
 def _quota() -> int:
     """Whole cores that the control group grants."""
-    try:
-        quota, period = _CPU_QUOTA.read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return 2**31
-    return 2**31 if quota == "max" else max(1, int(quota) // int(period))
+    with contextlib.suppress(OSError, ValueError):  # `max` is no limit
+        quota, period = map(int, (CONTROL_GROUP / "cpu.max").read_text().split())
+        return max(1, quota // period)
+    return 2**31
 
 
 def has_gpu_driver() -> bool:
@@ -116,17 +117,12 @@ def has_gpu_driver() -> bool:
 
 def has_bfloat16() -> bool:
     """True if the processor multiplies bfloat16 in hardware; False if that cannot be found out."""
-    return bool(_BFLOAT16_FLAGS & set(_cpu_fact("flags", "Features").split()))
-
-
-def _cpu_fact(*names: str) -> str:
-    """The first entry of that name in the kernel's list; empty if there is none."""
-    try:
+    with contextlib.suppress(OSError):
         lines = _CPU_FACTS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    entries = (line.partition(":") for line in lines)
-    return next((value.strip() for name, _, value in entries if name.strip() in names), "")
+        entries = (line.partition(":") for line in lines)
+        flags = next((value for name, _, value in entries if name.strip() in {"flags", "Features"}), "")
+        return bool(_BFLOAT16_FLAGS & {*flags.split()})
+    return False
 
 
 class Stopwatch:

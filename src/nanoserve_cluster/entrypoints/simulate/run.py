@@ -11,7 +11,7 @@ import attrs
 
 from nanoserve.entrypoints.bench.report import check_plot, check_writable, doing, head, write_report
 from nanoserve.entrypoints.bench.serving.request_files import read_requests
-from nanoserve.entrypoints.compose.bootstrap import read_model_spec
+from nanoserve.entrypoints.compose.bootstrap import find_spec
 from nanoserve.entrypoints.compose.choices import choose_sizes
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
@@ -136,7 +136,7 @@ def _choose_replica(settings: EngineSettings, cluster: ClusterSettings) -> tuple
         message = f"must be one of {', '.join(GPUS)}, got {cluster.gpu!r}; of another one record a step log, see nanoserve bench calibrate"
         raise BadValueError("gpu", message)
     model = settings.model or DEFAULT_MODEL
-    spec = read_model_spec(attrs.evolve(settings, model=model))
+    spec, _ = find_spec(attrs.evolve(settings, model=model))
     check_simulated(spec)
     gpu, count = GPUS[cluster.gpu.lower()], cluster.gpus_per_replica
     sizes = choose_sizes(settings, spec, "cuda", int(gpu.memory * 1e9))

@@ -165,7 +165,7 @@ def test_a_containers_quota_bounds_the_cores(
 ) -> None:
     path = tmp_path / "cpu.max"
     path.write_text(quota + "\n")
-    monkeypatch.setattr(process, "_CPU_QUOTA", path)
+    monkeypatch.setattr(process, "CONTROL_GROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
     monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 32 if logical else 16)
     assert process.usable_cores() == cores
