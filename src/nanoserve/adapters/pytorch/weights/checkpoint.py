@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import Slices, part_of
-from nanoserve.adapters.pytorch.weights.floats import FloatMatrices
 from nanoserve.adapters.pytorch.weights.gguf_file import PackedTensor, is_gguf, packed_tensors, unpack
 from nanoserve.adapters.pytorch.weights.integers import PackedMatrices
 from nanoserve.adapters.pytorch.weights.mxfp4 import PackedStacks
@@ -132,7 +131,7 @@ def load_checkpoint(
     if HEAD in into.made and any(packed):
         raise ModelLoadError(f"{folder}: its head is stored quantized; leave quantize_head out")
     scales = Scales()
-    packed_forms = (PackedStacks(tensors), PackedMatrices(tensors, packing), FloatMatrices(tensors))
+    packed_forms = (PackedStacks(tensors), PackedMatrices(tensors, packing))
     others = (stored for stored in tensors if not any(each.has(stored) for each in packed_forms))
     weights = [stored for stored in others if not scales.take(stored)]
     plain = list(_matches(folder, weights, slices, [name for each in packed_forms for name in each.names]))

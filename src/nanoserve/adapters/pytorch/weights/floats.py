@@ -8,103 +8,64 @@ Activations stay as they are, where the checkpoint would have them rounded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import ClassVar, Final, Self
 
+import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.parallel.splitting import Slices
 from nanoserve.adapters.pytorch.weights.mxfp4 import NO_NUMBER
-from nanoserve.adapters.pytorch.weights.safetensors_file import FLOATS, StoredTensor, no_place, not_finite
+from nanoserve.adapters.pytorch.weights.safetensors_file import FLOATS, StoredTensor, not_finite
 from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
 from nanoserve.kernels.forms.mxfp4 import BIAS, GROUP, four_bit_floats
 from nanoserve.ports.errors import ModelLoadError
 
-_NUMBERS: Final = ("weight_packed", "weight")
 _SCALES: Final = "weight_scale"
 _GLOBAL: Final = ("weight_global_scale", "weight_scale_2")
 """By which the scales are divided, and multiplied."""
+SCALES_OF_FLOATS: Final = {
+    _SCALES: (EIGHT_BITS, torch.uint8),
+    **dict.fromkeys(_GLOBAL, tuple(FLOATS.values())),
+}
+"""The tensors that may be beside a matrix, and their dtypes."""
 _NVFP4_GROUP: Final = 16
 
 
-class FloatMatrices:
-    """The matrices of 4-bit floats in a checkpoint, by the names of their weights."""
+@attrs.frozen(eq=False)
+class FloatMatrix:
+    """One matrix of 4-bit floats: its tensors by the last part of their names, the numbers first."""
 
-    def __init__(self, found: Iterable[StoredTensor]) -> None:
-        """Gather them of all tensors; raises `ModelLoadError` if one lacks its scales, or these have another shape."""
-        tensors = {stored.name: stored for stored in found}
-        self._matrices: dict[str, dict[str, StoredTensor]] = {}
-        for name, stored in tensors.items():
-            stem, _, last = name.rpartition(".")
-            if last in _NUMBERS and stored.dtype is torch.uint8:
-                beside = {each: tensors.get(f"{stem}.{each}") for each in (_SCALES, *_GLOBAL)}
-                parts = {"": stored, **{each: part for each, part in beside.items() if part is not None}}
-                _check_parts(parts)
-                self._matrices[f"{stem}.weight"] = parts
-        self._taken = {part.name for parts in self._matrices.values() for part in parts.values()}
+    parts: Mapping[str, StoredTensor]
+    shape: tuple[int, int]
+    form: ClassVar = None  # none that kernels compute with
 
-    @property
-    def names(self) -> Collection[str]:
-        """The names of their weights."""
-        return self._matrices.keys()
+    @classmethod
+    def of(cls, parts: Mapping[str, StoredTensor]) -> Self:
+        """Raises `ModelLoadError` where a scale of the tensor is missing, or shapes do not fit together."""
+        packed, scales = next(iter(parts.values())), parts[_SCALES]
+        stem, is_nvfp4 = packed.name.rpartition(".")[0], scales.dtype is EIGHT_BITS
+        if is_nvfp4 and not parts.keys() & set(_GLOBAL):
+            raise ModelLoadError(
+                f"{packed.file}: {packed.name!r} has neither {stem}.{_GLOBAL[0]} nor {stem}.{_GLOBAL[1]} in any file of the "
+                "checkpoint: download it again"
+            )
+        group = _NVFP4_GROUP if is_nvfp4 else GROUP
+        rows, columns = (*packed.shape, 0, 0)[:2]
+        fitting = [list(scales.shape), 2 * columns % group] == [[rows, 2 * columns // group], 0]
+        shapes = {part.name: list(part.shape) for part in parts.values()}
+        single = all(parts[each].shape in ((), (1,)) for each in _GLOBAL if each in parts)
+        if not (len(packed.shape) == 2 and fitting and single):
+            raise ModelLoadError(
+                f"{packed.file}: the parts of {stem}.weight have shapes that do not fit together: {shapes}"
+            )
+        return cls(parts, (rows, 2 * columns))
 
-    def has(self, stored: StoredTensor) -> bool:
-        """True if a tensor is a part of one."""
-        return stored.name in self._taken
-
-    def check(self, destinations: Mapping[str, Tensor]) -> None:
-        """Raise `ModelLoadError` if a matrix has no place, or one of another shape."""
-        for name, parts in self._matrices.items():
-            packed = parts[""]
-            if name not in destinations:
-                raise no_place(packed)
-            found, wanted = [packed.shape[0], 2 * packed.shape[1]], list(destinations[name].shape)
-            if found != wanted:
-                raise ModelLoadError(
-                    f"{packed.file}: {packed.name!r} stands for a weight of {found}, but the config asks for {wanted}: "
-                    "take the config that belongs to this checkpoint"
-                )
-
-    def apply(self, destinations: Mapping[str, Tensor], _: Mapping[str, Tensor], slices: Slices) -> None:
-        """Fill the destinations with the widened matrices, rounded once."""
-        for name, parts in self._matrices.items():
-            destination = destinations[name]
-            numbers = four_bit_floats(parts[""].data.to(destination.device))
-            scales = _scales(parts).to(destination.device)
-            groups = numbers.reshape(*scales.shape, -1) * scales[..., None]
-            slices.fill(name, groups.flatten(1), destination)
-
-
-def _check_parts(parts: Mapping[str, StoredTensor]) -> None:
-    packed, scales = parts[""], parts.get(_SCALES)
-    stem = packed.name.rpartition(".")[0]
-    if scales is None:
-        raise ModelLoadError(
-            f"{packed.file}: {packed.name!r} has no {stem}.{_SCALES} in any file of the checkpoint: download it again"
-        )
-    if scales.dtype not in (EIGHT_BITS, torch.uint8):
-        raise ModelLoadError(
-            f"{scales.file}: {scales.name!r} is {scales.dtype}; 4-bit floats have 8-bit floats or exponents as scales"
-        )
-    for each in (parts[each] for each in _GLOBAL if each in parts):
-        if each.dtype not in FLOATS.values():
-            raise ModelLoadError(f"{each.file}: {each.name!r} is {each.dtype}, which no library writes")
-    is_nvfp4 = scales.dtype is EIGHT_BITS
-    if is_nvfp4 and not parts.keys() & set(_GLOBAL):
-        raise ModelLoadError(
-            f"{packed.file}: {packed.name!r} has neither {stem}.{_GLOBAL[0]} nor {stem}.{_GLOBAL[1]} in any file of the "
-            "checkpoint: download it again"
-        )
-    group = _NVFP4_GROUP if is_nvfp4 else GROUP
-    rows, columns = (*packed.shape, 0, 0)[:2]
-    fitting = [list(scales.shape), 2 * columns % group] == [[rows, 2 * columns // group], 0]
-    shapes = {part.name: list(part.shape) for part in parts.values()}
-    single = all(parts[each].shape in ((), (1,)) for each in _GLOBAL if each in parts)
-    if not (len(packed.shape) == 2 and fitting and single):
-        raise ModelLoadError(
-            f"{packed.file}: the parts of {stem}.weight have shapes that do not fit together: {shapes}"
-        )
+    def widened(self, device: torch.device) -> Tensor:
+        """The numbers times their scales, float32 [N, K]."""
+        numbers = four_bit_floats(next(iter(self.parts.values())).data.to(device))
+        scales = _scales(self.parts).to(device)
+        return (numbers.reshape(*scales.shape, -1) * scales[..., None]).flatten(1)
 
 
 def _scales(parts: Mapping[str, StoredTensor]) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
+from nanoserve.adapters.pytorch.weights.floats import SCALES_OF_FLOATS, FloatMatrix
 from nanoserve.adapters.pytorch.weights.safetensors_file import FLOATS, StoredTensor, no_place, not_finite
 from nanoserve.kernels.forms import Form, Int4, Int8
 from nanoserve.kernels.forms.integers import GROUPS, Integers
@@ -26,22 +27,19 @@ from nanoserve.kernels.forms.layout import ROW
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import Packing
 
-_PACKED: Final = {"qweight": ("qzeros", "scales")} | dict.fromkeys(
-    ("weight_packed", "weight"), ("weight_scale",)
-)
-"""The tensors that mark a packed matrix, and the others that each needs."""
 _WORDS, _PLACES, _FLOATS = (torch.int32,), (torch.int32, torch.int64), tuple(FLOATS.values())
 _BESIDE: Final = {
-    "qweight": {"qzeros": _WORDS, "scales": _FLOATS, "g_idx": _PLACES},
-    "weight_packed": {
+    ("qweight", torch.int32): {"qzeros": _WORDS, "scales": _FLOATS, "g_idx": _PLACES},
+    ("weight_packed", torch.int32): {
         "weight_scale": _FLOATS,
         "weight_zero_point": _WORDS,
         "weight_g_idx": _PLACES,
         "weight_shape": _PLACES,
     },
-    "weight": {"weight_scale": _FLOATS, "weight_zero_point": (torch.int8,)},
+    ("weight", torch.int8): {"weight_scale": _FLOATS, "weight_zero_point": (torch.int8,)},
+    **dict.fromkeys((("weight_packed", torch.uint8), ("weight", torch.uint8)), SCALES_OF_FLOATS),
 }
-"""All tensors that may be beside them, and their dtypes."""
+"""The tensors that mark a packed matrix, by the last part of their names and their dtypes, and all that may be beside them, with theirs."""
 _VECTORS: Final = ("g_idx", "weight_g_idx", "weight_shape")
 """Those that are no matrices."""
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -133,32 +131,37 @@ class Matrix:
 
 
 class PackedMatrices:
-    """The packed matrices of a checkpoint, by the names of their weights."""
+    """The packed matrices of a checkpoint, those of 4-bit floats too (`weights/floats.py`), by the names of their weights."""
 
     def __init__(self, found: Iterable[StoredTensor], packing: Packing | None) -> None:
         """Gather them of all tensors; raises `ModelLoadError` if one lacks a part, or parts do not fit together."""
         tensors = {stored.name: stored for stored in found}
         self._taken: set[str] = set()
-        self._matrices: dict[str, Matrix] = {}
+        self._matrices: dict[str, Matrix | FloatMatrix] = {}
         for name, stored in tensors.items():
             stem, _, last = name.rpartition(".")
-            if last not in _PACKED or stored.dtype is not (torch.int8 if last == "weight" else torch.int32):
+            beside, is_floats = _BESIDE.get((last, stored.dtype)), stored.dtype is torch.uint8
+            if beside is None:
                 continue
-            parts = {each: tensors[f"{stem}.{each}"] for each in _BESIDE[last] if f"{stem}.{each}" in tensors}
-            for each in (*_PACKED[last], *(packing.needs if packing else ())):
+            parts = {each: tensors[f"{stem}.{each}"] for each in beside if f"{stem}.{each}" in tensors}
+            needed = ("qzeros", "scales") if last == "qweight" else ("weight_scale",)
+            for each in (*needed, *(packing.needs if packing and not is_floats else ())):
                 if each not in parts:
                     raise ModelLoadError(
                         f"{stored.file}: {name!r} has no {stem}.{each} in any file of the checkpoint: download it again"
                     )
             for each, part in parts.items():
-                if part.dtype not in _BESIDE[last][each]:
+                if part.dtype not in beside[each]:
                     raise ModelLoadError(
                         f"{part.file}: {part.name!r} is {part.dtype}, which no library writes: is it damaged?"
                     )
-            if f"{stem}.weight" in self._matrices:
-                raise ModelLoadError(f"{stored.file}: {name!r} is not the only one packed as '{stem}.weight'")
-            self._matrices[f"{stem}.weight"] = _matrix(f"{stem}.weight", {last: stored, **parts}, packing)
-            self._taken |= {name, *(each.name for each in parts.values())}
+            weight = f"{stem}.weight"
+            if weight in self._matrices:
+                raise ModelLoadError(f"{stored.file}: {name!r} is not the only one packed as {weight!r}")
+            parts = {last: stored, **parts}
+            made = FloatMatrix.of(parts) if is_floats else _matrix(weight, parts, packing)
+            self._matrices[weight] = made
+            self._taken |= {each.name for each in parts.values()}
 
     @property
     def names(self) -> Collection[str]:
@@ -196,7 +199,7 @@ class PackedMatrices:
         """Fill the destinations: with integers if there is a target for scales, else with the widened weights."""
         for name, matrix in self._matrices.items():
             destination, form = destinations[name], matrix.form
-            if name in targets and form is not None:
+            if name in targets and form is not None and isinstance(matrix, Matrix):
                 _keep(matrix, form, destination, targets[name], slices)
                 continue
             slices.fill(name, matrix.widened(destination.device), destination)
