@@ -11,11 +11,7 @@ from torch import Tensor
 
 from nanoserve.kernels.device.launch import described_blocks, launch_options, shared_memory, supports_pdl
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
-from nanoserve.kernels.experts.stored.triton import (
-    stored_listed_kernel,
-    stored_row_down_kernel,
-    stored_row_gate_up_kernel,
-)
+from nanoserve.kernels.experts.stored.triton import stored_listed_kernel, stored_row_down_kernel
 from nanoserve.kernels.experts.triton import (
     count_pairs_kernel,
     list_pairs_kernel,
@@ -160,34 +156,23 @@ def feed_rows(
         "inner_ptr": workspace.inner, "bias_ptr": experts.down_bias, "weights_ptr": chosen.weights, "stream_ptr": stream,
         "N": hidden, "K": size, "ANEW": anew,
     }  # fmt: skip
-    if form_of(experts.gate_up) is not PLAIN:
-        _feed_stored_rows(experts, tokens, slots, enter | common, leave | common)
-        return
-    tile = gate_up_row_tile(hidden, x.element_size())
+    form, itemsize = form_of(experts.gate_up), x.element_size()
+    tile = gate_up_row_tile(hidden, itemsize) if form is PLAIN else stored_gate_up_tile(hidden, form)
     row_gate_up_kernel[(tokens * slots, triton.cdiv(2 * size, tile.rows))](
-        **enter, **common, weight_ptr=experts.gate_up, ROWS=tile.rows, CHUNK=tile.chunk, num_warps=tile.warps
-    )
-    warps, chunk = down_row_tile(size, slots, x.element_size())
+        **enter, **common, **row_arguments(experts.gate_up, tile.chunk), ROWS=tile.rows, CHUNK=tile.chunk, num_warps=tile.warps
+    )  # fmt: skip
+    if form is not PLAIN:
+        tile, at_once = stored_down_tile(size, slots, form)
+        stored_row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
+            **leave, **common, **row_arguments(experts.down, tile.chunk), ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=at_once,
+            num_warps=tile.warps,
+        )  # fmt: skip
+        return
+    warps, chunk = down_row_tile(size, slots, itemsize)
     padded = triton.next_power_of_2(slots)
     row_down_kernel[(tokens, hidden)](
         **leave, **common, weight_ptr=experts.down, PADDED_SLOTS=padded, CHUNK=chunk, num_warps=warps
     )
-
-
-def _feed_stored_rows(
-    experts: Experts, tokens: int, slots: int, enter: dict[str, Any], leave: dict[str, Any]
-) -> None:
-    """As `feed_rows`, with weights that are kept as stored; `enter` and `leave` are what its two kernels have in common with plain ones."""
-    form, (_, hidden, size) = form_of(experts.gate_up), experts.down.shape
-    tile = stored_gate_up_tile(hidden, form)
-    stored_row_gate_up_kernel[(tokens * slots, triton.cdiv(2 * size, tile.rows))](
-        **enter, **row_arguments(experts.gate_up, tile.chunk), ROWS=tile.rows, CHUNK=tile.chunk, num_warps=tile.warps
-    )  # fmt: skip
-    tile, at_once = stored_down_tile(size, slots, form)
-    stored_row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
-        **leave, **row_arguments(experts.down, tile.chunk), ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=at_once,
-        num_warps=tile.warps,
-    )  # fmt: skip
 
 
 def feed_lists(
@@ -345,7 +330,7 @@ def _multiply(
         "bias_ptr": bias, "order_ptr": workspace.order, "tiles_ptr": workspace.tiles, "scales_ptr": chosen.weights, "out_ptr": out,
         "num_tiles": num_tiles, "T": tokens, "clamp": clamp or 0.0,
         "SLOTS": slots, "WIDTH": height // 2 if gate else height, "K": k, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk,
-        "GATE": gate, "CLAMPED": clamp is not None, "PDL": pdl, "num_warps": tile.warps, "num_stages": tile.stages,
+        "GATE": gate or None, "CLAMPED": clamp is not None, "PDL": pdl, "num_warps": tile.warps, "num_stages": tile.stages,
         **launch_options(pdl),
     }  # fmt: skip
     grid = (num_tiles * triton.cdiv(height, tile.bn),)

@@ -9,51 +9,52 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.device.gates import clamped
+from nanoserve.kernels.device.gates import clamped, weight_rows
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.device.tiles import load_chunk, load_chunks, load_slice
+from nanoserve.kernels.forms.triton import load_rows, unit_sums, x_factor
 
 
 @triton.jit
 def row_gate_up_kernel(
-    x_ptr, norm_ptr, weight_ptr, bias_ptr, experts_ptr, out_ptr, eps, clamp,
+    x_ptr, norm_ptr, weight_ptr, scale_ptr, bias_ptr, experts_ptr, out_ptr, eps, clamp,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    FORM: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
     CLAMPED: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (p, i): ROWS / 2 elements of out[p] = silu(gate) up, with gate and up = weight[e] norm(x[t]) + bias, of pair p = (t, e).
+    """Program (p, i): ROWS / 2 elements of out[p] = silu(gate) up, with gate and up = weight[e] norm(x[t]) + bias, of pair p = (t, e); the weight is in a form.
 
     All of the weight's rows are in flight at once; the norm's factor 1 / rms multiplies the sums instead of x. Programs go
     through all pairs before the next rows, so that tokens with the same expert find them in the L2 cache.
     """
-    let_next_start(PDL)
+    if FORM == "plain":
+        let_next_start(PDL)
     pair = tl.program_id(0)
     tile = tl.program_id(1)
     ks = tl.arange(0, CHUNK)
-    # Rows of gate and up take turns, so that both of a pair meet here; those past the end are not stored.
-    i = tl.arange(0, ROWS)
-    rows = tl.minimum(tile * (ROWS // 2) + i // 2, WIDTH - 1) + i % 2 * WIDTH
+    rows = weight_rows(tile, tl.arange(0, ROWS), 2 * WIDTH, ROWS, True)
     if norm_ptr is not None:
         norms = load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     wait_for_last(PDL)
+    if FORM != "plain":
+        let_next_start(PDL)
     expert = tl.load(experts_ptr + pair).to(tl.int64)
     if expert < 0:
         return
-    weight_rows = expert * (2 * WIDTH) + rows
-    weights = load_chunks(
-        (), weight_ptr + weight_rows[:, None] * K + ks[None, :], ks[None, :], K, CHUNK, EVICTION
-    )
+    far_rows = expert * (2 * WIDTH) + rows
+    weights = load_rows((), weight_ptr, scale_ptr, far_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION)
     bias = tl.zeros([ROWS], tl.float32)
     if bias_ptr is not None:
-        bias = tl.load(bias_ptr + weight_rows).to(tl.float32)
+        bias = tl.load(bias_ptr + far_rows).to(tl.float32)
     x_ptrs = x_ptr + (pair // SLOTS).to(tl.int64) * K + ks
-    products = tl.zeros([ROWS, CHUNK], tl.float32)
+    products = tl.zeros([ROWS, CHUNK // UNIT], tl.float32)
     squares = tl.zeros([CHUNK], tl.float32)
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
         x = load_chunk(x_ptrs, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
         if norm_ptr is not None:
             squares += x * x
             x *= norms[c].to(tl.float32)
-        products += weights[c].to(tl.float32) * x[None, :]
+        products += unit_sums(weights[c], x * x_factor(FORM), ROWS, CHUNK, UNIT, FORM)
     sums = tl.sum(products, 1)
     if norm_ptr is not None:
         sums *= tl.rsqrt(tl.sum(squares, 0) / K + eps)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.device.gates import clamped
+from nanoserve.kernels.device.gates import clamped, weight_rows
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
-from nanoserve.kernels.device.tiles import load_slice
+from nanoserve.kernels.device.tiles import load_chunk, load_slice
 from nanoserve.kernels.experts.triton import _load_tokens
 from nanoserve.kernels.forms.triton import (
     add_left,
@@ -17,82 +17,6 @@ from nanoserve.kernels.forms.triton import (
     unit_sums,
     x_factor,
 )
-
-
-@triton.jit
-def _columns(tile, TILE: tl.constexpr, GATE: tl.constexpr):
-    """Which output column each of the tile's weight rows belongs to: with a gate, rows of gate and up take turns."""
-    i = tl.arange(0, TILE)
-    return tile * (TILE // 2) + i // 2 if GATE else tile * TILE + i
-
-
-@triton.jit
-def _weight_rows(columns, WIDTH: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexpr):
-    """The tile's rows of one expert's weight; those past the end read the last one, and their results are not stored."""
-    rows = tl.minimum(columns, WIDTH - 1)
-    return rows + tl.arange(0, TILE) % 2 * WIDTH if GATE else rows
-
-
-@triton.jit
-def _x_chunks(chunks, ptr, ks, factor, K: tl.constexpr, CHUNK: tl.constexpr):
-    """The tuple `chunks` and behind it all of a vector, float32, times `factor`."""
-    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        chunk = _x_chunk(ptr, ks, c * CHUNK, K, CHUNK) * factor
-        chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
-    return chunks
-
-
-@triton.jit
-def _x_chunk(ptr, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr):
-    if START + CHUNK <= K:
-        x = tl.load(ptr + START + ks)
-    else:
-        x = tl.load(ptr + START + ks, mask=ks < K - START, other=0.0)
-    return x.to(tl.float32)
-
-
-@triton.jit
-def stored_row_gate_up_kernel(
-    x_ptr, norm_ptr, weight_ptr, scale_ptr, bias_ptr, experts_ptr, out_ptr, eps, clamp,
-    SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    FORM: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
-    CLAMPED: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """`row_gate_up_kernel` of a stored weight."""
-    pair = tl.program_id(0)
-    tile = tl.program_id(1)
-    ks = tl.arange(0, CHUNK)
-    rows = _weight_rows(_columns(tile, ROWS, True), WIDTH, ROWS, True)
-    if norm_ptr is not None:
-        norms = _x_chunks((), norm_ptr, ks, x_factor(FORM), K, CHUNK)
-    wait_for_last(PDL)
-    let_next_start(PDL)
-    expert = tl.load(experts_ptr + pair).to(tl.int64)
-    if expert < 0:
-        return
-    weight_rows = expert * (2 * WIDTH) + rows
-    stored = load_rows((), weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION)
-    bias = tl.zeros([ROWS], tl.float32)
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + weight_rows).to(tl.float32)
-    x_row = x_ptr + (pair // SLOTS).to(tl.int64) * K
-    sums = tl.zeros([ROWS, CHUNK // UNIT], tl.float32)
-    squares = tl.zeros([CHUNK], tl.float32)
-    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        x = _x_chunk(x_row, ks, c * CHUNK, K, CHUNK)
-        if norm_ptr is not None:
-            squares += x * x
-            x *= norms[c]
-        else:
-            x *= x_factor(FORM)
-        sums += unit_sums(stored[c], x, ROWS, CHUNK, UNIT, FORM)
-    products = tl.sum(sums, 1)
-    if norm_ptr is not None:
-        products *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
-    gate, up = tl.split(tl.reshape(products + bias, [ROWS // 2, 2]))
-    columns = tile * (ROWS // 2) + tl.arange(0, ROWS // 2)
-    made = clamped(gate, up, clamp, CLAMPED).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + pair.to(tl.int64) * WIDTH + columns, made, mask=columns < WIDTH)
 
 
 @triton.jit
@@ -142,7 +66,8 @@ def stored_row_down_kernel(
             weight = tl.where(is_here, tl.load(weights_ptr + pair + s), 0.0)
             factor = weight * x_factor(FORM)
             for c in tl.static_range(CHUNKS):
-                inner = _x_chunk(inner_ptr + (pair + s).to(tl.int64) * K, ks, c * CHUNK, K, CHUNK)
+                inner_ptrs = inner_ptr + (pair + s).to(tl.int64) * K + ks
+                inner = load_chunk(inner_ptrs, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
                 inner = tl.where(is_here, inner * factor, 0.0)
                 sums += unit_sums(stored[s * CHUNKS + c], inner, ROWS, CHUNK, UNIT, FORM)
             if bias_ptr is not None:
@@ -198,7 +123,7 @@ def stored_listed_kernel(
     present = places < end
     pairs = tl.load(order_ptr + tl.minimum(places, end - 1))
     sources = pairs // SLOTS if GATE else tl.minimum(places, end - 1)
-    rows = expert * HEIGHT + _weight_rows(_columns(column_tile, BN, GATE), WIDTH, BN, GATE)
+    rows = expert * HEIGHT + weight_rows(column_tile, tl.arange(0, BN), HEIGHT, BN, GATE)
     ks = tl.arange(0, BK)
     words = tl.arange(0, BK // PACK)
     weight_ptrs = weight_ptr + rows[:, None] * (K // PACK) + words[None, :]
