@@ -21,6 +21,25 @@ def load_part(pointers, exists, SIZE: tl.constexpr, PADDED: tl.constexpr, MASKED
 
 
 @triton.jit
+def load_tile(tiles_ptr, lengths_ptr, tile, NEWEST: tl.constexpr, WIDTH: tl.constexpr):
+    """A tile's row, its first query's index in the step, its number of queries, and the first one's position.
+
+    `tiles_ptr` has these four of each; with NEWEST it has rows, and each tile is the newest token of its row, or one of WIDTH from there on.
+    """
+    if NEWEST:
+        row = tl.load(tiles_ptr + tile // WIDTH).to(tl.int64)
+        token = tile
+        count = 1
+        position = tl.load(lengths_ptr + row) - 1 + tile % WIDTH
+    else:
+        row = tl.load(tiles_ptr + tile * 4).to(tl.int64)
+        token = tl.load(tiles_ptr + tile * 4 + 1)
+        count = tl.load(tiles_ptr + tile * 4 + 2)
+        position = tl.load(tiles_ptr + tile * 4 + 3)
+    return row, token, count, position
+
+
+@triton.jit
 def load_slice(ptrs, mask, EVEN: tl.constexpr, EVICTION: tl.constexpr):
     """The numbers at `ptrs`; unless EVEN, zeros outside of the mask."""
     if EVEN:
@@ -35,6 +54,13 @@ def halves(pairs, DTYPE: tl.constexpr = tl.bfloat16):
     """Both numbers of half precision in each int32, the lower first, in a further dimension."""
     lower = pairs.to(tl.int16).to(DTYPE, bitcast=True)
     return tl.join(lower, (pairs >> 16).to(tl.int16).to(DTYPE, bitcast=True))
+
+
+@triton.jit
+def in_row_order(first, second, third, fourth, ROWS: tl.constexpr, WORDS: tl.constexpr):
+    """Pairs [ROWS, WORDS / 4, 4, 2] of each word of eight numbers, as numbers [ROWS, 8 WORDS] (see `forms.layout.gathered`)."""
+    both = tl.join(tl.join(first, second), tl.join(third, fourth))
+    return tl.reshape(tl.permute(both, [0, 1, 5, 4, 2, 3]), [ROWS, 8 * WORDS])
 
 
 @triton.jit

@@ -20,7 +20,7 @@ class Form:
         group: neighbours in a row that share a scale.
         name: what kernels know it by (`forms/triton.py`).
         dtype: of its numbers in memory; `scale_dtype`, of its scales.
-        per_word: how many numbers a word has that kernels load.
+        per_element: how many numbers an element of `dtype` has; `per_word`, a word, in `word_dtype`, that kernels load.
         unit: how many numbers one thread of the kernels of one row loads at once.
         multiple: K has to be one of it.
         chunk: numbers of a row in 16 words of 32 bits, where products of a few rows load these straight into registers; else 0.
@@ -30,6 +30,8 @@ class Form:
     name: ClassVar[str]
     dtype: ClassVar[torch.dtype]
     scale_dtype: ClassVar[torch.dtype]
+    word_dtype: ClassVar[torch.dtype] = torch.int32
+    per_element: ClassVar[int] = 1
     per_word: ClassVar[int] = 1
     unit: ClassVar[int] = 16
     multiple: ClassVar[int] = 1
@@ -44,17 +46,17 @@ class Form:
         """The arguments for a weight in this form, of kernels of more than one row or of one."""
         scales = self.step_scales(weight.scales) if steps else weight.scales
         return {
-            "weight_ptr": self.words(weight.numbers), "scale_ptr": scales,
+            "weight_ptr": weight.numbers.view(self.word_dtype), "scale_ptr": scales,
             "FORM": self.name, "PACK": self.per_word, "GROUP": self.group, "SCALES": scales.shape[-1],
         }  # fmt: skip
 
     def stored_width(self, width: int) -> int:
         """Elements of `dtype` that a row of this many numbers takes."""
-        return width
+        return width // self.per_element
 
     def width(self, stored: int) -> int:
         """The numbers of a row of this many elements."""
-        return stored
+        return stored * self.per_element
 
     def scale_count(self, width: int) -> int:
         """Elements of `scale_dtype` behind a row of this many numbers."""
@@ -62,10 +64,6 @@ class Form:
 
     def even_scale(self, deviation: float) -> float:
         """The scale under which random elements are numbers of about this standard deviation."""
-        raise NotImplementedError
-
-    def words(self, numbers: Tensor) -> Tensor:
-        """The numbers as kernels load them."""
         raise NotImplementedError
 
     def step_scales(self, scales: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import triton.language as tl
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.device.softmax import add_values, weigh
 from nanoserve.kernels.device.softmax import begin as begin_softmax
-from nanoserve.kernels.device.tiles import load_chunks, load_part
+from nanoserve.kernels.device.tiles import load_chunks, load_part, load_tile
 
 
 @triton.jit
@@ -136,16 +136,7 @@ def attend_with_tiles(
     """
     head = tl.program_id(0) * PACKED
     tile = tl.program_id(1)
-    if NEWEST:
-        row = tl.load(tiles_ptr + tile // WIDTH).to(tl.int64)
-        token = tile
-        count = 1
-        position = tl.load(lengths_ptr + row) - 1 + tile % WIDTH
-    else:
-        row = tl.load(tiles_ptr + tile * 4).to(tl.int64)
-        token = tl.load(tiles_ptr + tile * 4 + 1)
-        count = tl.load(tiles_ptr + tile * 4 + 2)
-        position = tl.load(tiles_ptr + tile * 4 + 3)
+    row, token, count, position = load_tile(tiles_ptr, lengths_ptr, tile, NEWEST, WIDTH)
 
     # Rows past the last query repeat it, and those of an empty tile read the first; they are never stored.
     score_rows = tl.arange(0, ROWS)

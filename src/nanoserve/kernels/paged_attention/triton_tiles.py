@@ -13,6 +13,7 @@ import triton.language as tl
 from nanoserve.kernels.device.kept import scaled, wide_dtype
 from nanoserve.kernels.device.softmax import LOG2_E, add_values, weigh
 from nanoserve.kernels.device.softmax import begin as begin_softmax
+from nanoserve.kernels.device.tiles import load_tile
 
 
 @triton.jit
@@ -89,16 +90,7 @@ def prefill_attention_kernel(
     """
     head = tl.program_id(0) * PACKED
     tile = tl.program_id(1)
-    if NEWEST:
-        row = tl.load(tiles_ptr + tile // WIDTH).to(tl.int64)
-        token = tile
-        count = 1
-        position = tl.load(lengths_ptr + row) - 1 + tile % WIDTH
-    else:
-        row = tl.load(tiles_ptr + tile * 4).to(tl.int64)
-        token = tl.load(tiles_ptr + tile * 4 + 1)
-        count = tl.load(tiles_ptr + tile * 4 + 2)
-        position = tl.load(tiles_ptr + tile * 4 + 3)
+    row, token, count, position = load_tile(tiles_ptr, lengths_ptr, tile, NEWEST, WIDTH)
 
     # Rows past the last query repeat its position, so that they see keys and stay finite; they are never stored.
     score_rows = tl.arange(0, ROWS)

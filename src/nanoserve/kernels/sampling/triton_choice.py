@@ -144,6 +144,16 @@ def _choose(
     return chosen, reported
 
 
+@triton.jit
+def _row_of(place, batch_rows_ptr, lengths_ptr, num_prompt_tokens_ptr, temperature_ptr, top_k_ptr):
+    """A place's row, its temperature, whether it takes the likeliest token, its length, and the position of its draw."""
+    row = tl.load(batch_rows_ptr + place)
+    temperature = tl.load(temperature_ptr + row)
+    greedy = (temperature <= 0) | (tl.load(top_k_ptr + row) == 1)
+    length = tl.load(lengths_ptr + row)
+    return row, temperature, greedy, length, length - tl.load(num_prompt_tokens_ptr + row)
+
+
 @triton.jit(do_not_specialize=["tokens_stride", "num_blocks", "drawn_stride", "ring_size", "sink_row"])
 def finish_kernel(
     logits_ptr, row_stride, batch_rows_ptr, tokens_ptr, tokens_stride, lengths_ptr, num_prompt_tokens_ptr,
@@ -154,11 +164,9 @@ def finish_kernel(
     """One program a place: the best of the blocks' tokens, appended to the row and written to the ring."""
     let_next_start(PDL)
     place = tl.program_id(0)
-    row = tl.load(batch_rows_ptr + place)
-    temperature = tl.load(temperature_ptr + row)
-    greedy = (temperature <= 0) | (tl.load(top_k_ptr + row) == 1)
-    length = tl.load(lengths_ptr + row)
-    position = length - tl.load(num_prompt_tokens_ptr + row)
+    row, temperature, greedy, length, position = _row_of(
+        place, batch_rows_ptr, lengths_ptr, num_prompt_tokens_ptr, temperature_ptr, top_k_ptr
+    )
     block = tl.arange(0, BLOCKS)
     wait_for_last(PDL)
     # This step's slot is the one before: the cutoffs kernel has advanced the ring already.
@@ -185,11 +193,9 @@ def accept_kernel(
     """
     let_next_start(PDL)
     place = tl.program_id(0)
-    row = tl.load(batch_rows_ptr + place)
-    temperature = tl.load(temperature_ptr + row)
-    greedy = (temperature <= 0) | (tl.load(top_k_ptr + row) == 1)
-    length = tl.load(lengths_ptr + row)
-    position = length - tl.load(num_prompt_tokens_ptr + row)
+    row, temperature, greedy, length, position = _row_of(
+        place, batch_rows_ptr, lengths_ptr, num_prompt_tokens_ptr, temperature_ptr, top_k_ptr
+    )
     most = tl.where(row == sink_row, 0, tl.minimum(tl.load(limits_ptr + row) - length, WIDTH))
     wait_for_last(PDL)
     slot = (tl.load(ring_position_ptr) + ring_size - 1) % ring_size

@@ -30,15 +30,12 @@ class FP8(Form):
     name = "fp8"
     dtype = torch.float8_e4m3fn
     scale_dtype = torch.float32
+    word_dtype = torch.uint8
     chunk = 64
 
     def even_scale(self, deviation: float) -> float:
         """See `Form`; the numbers deviate by one."""
         return deviation
-
-    def words(self, numbers: Tensor) -> Tensor:
-        """Bytes."""
-        return numbers.view(torch.uint8)
 
     def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """See `Form`; the largest number of each group becomes the largest that there is."""

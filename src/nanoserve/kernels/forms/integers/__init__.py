@@ -96,22 +96,11 @@ class Int4(Integers):
     name = "int4"
     bits = 4
     dtype = torch.int32
+    per_element = 8
     per_word = 8
     unit = 32
     multiple = 32
     chunk = 128
-
-    def stored_width(self, width: int) -> int:
-        """Int32."""
-        return width // 8
-
-    def width(self, stored: int) -> int:
-        """See `Form`."""
-        return 8 * stored
-
-    def words(self, numbers: Tensor) -> Tensor:
-        """As they are."""
-        return numbers
 
     def pack(self, integers: Tensor) -> Tensor:
         """See `Integers`."""
@@ -134,10 +123,6 @@ class Int8(Integers):
     dtype = torch.uint8
     per_word = 4
     multiple = 16
-
-    def words(self, numbers: Tensor) -> Tensor:
-        """Four at a time."""
-        return numbers.view(torch.int32)
 
     def pack(self, integers: Tensor) -> Tensor:
         """See `Integers`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.device.tiles import halves
+from nanoserve.kernels.device.tiles import halves, in_row_order
 
 _NIBBLES = tl.constexpr(0x000F000F)
 _BASE = tl.constexpr(0x43004300)
@@ -33,17 +33,10 @@ def _pair(words, FIRST: tl.constexpr):
 
 
 @triton.jit
-def _in_order(first, second, third, fourth, ROWS: tl.constexpr, WORDS: tl.constexpr):
-    """Pairs [ROWS, WORDS / 4, 4, 2] of each word as numbers [ROWS, 8 WORDS] (see `layout.gathered`)."""
-    both = tl.join(tl.join(first, second), tl.join(third, fourth))
-    return tl.reshape(tl.permute(both, [0, 1, 5, 4, 2, 3]), [ROWS, 8 * WORDS])
-
-
-@triton.jit
 def _unpacked(words, ROWS: tl.constexpr, WORDS: tl.constexpr):
     """128 plus the eight numbers of each word [ROWS, WORDS], float32 [ROWS, 8 WORDS]."""
     groups = tl.reshape(words, [ROWS, WORDS // 4, 4])
-    return _in_order(_pair(groups, 0), _pair(groups, 1), _pair(groups, 2), _pair(groups, 3), ROWS, WORDS)
+    return in_row_order(_pair(groups, 0), _pair(groups, 1), _pair(groups, 2), _pair(groups, 3), ROWS, WORDS)
 
 
 @triton.jit
@@ -97,7 +90,7 @@ def unit_sums(
     UNITS: tl.constexpr = CHUNK // UNIT
     MINIMUM: tl.constexpr = scales.dtype == tl.int64
     if FORM == "int4":
-        wide = _in_order(
+        wide = in_row_order(
             *(_tiny_pair(words, 0), _tiny_pair(words, 1)), *(_tiny_pair(words, 2), _tiny_pair(words, 3)),
             ROWS, CHUNK // 8,
         )  # fmt: skip
@@ -206,7 +199,7 @@ def _pairs_in_order(
     if FORM == "int4":
         third = _number_pair(grouped, bases, by, less, 2, FORM, SCALED, MINIMUM)
         fourth = _number_pair(grouped, bases, by, less, 3, FORM, SCALED, MINIMUM)
-        wide = _in_order(first, second, third, fourth, ROWS, BK // 8)
+        wide = in_row_order(first, second, third, fourth, ROWS, BK // 8)
     else:
         wide = _bytes_in_order(first, second, ROWS, BK // 4)
     return wide

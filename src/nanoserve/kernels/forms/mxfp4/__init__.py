@@ -35,17 +35,10 @@ class MXFP4(Form):
     name = "mxfp4"
     dtype = torch.uint8
     scale_dtype = torch.uint8
+    per_element = 2
     per_word = 8
     unit = GROUP
     multiple = GROUP
-
-    def stored_width(self, width: int) -> int:
-        """Bytes."""
-        return width // 2
-
-    def width(self, stored: int) -> int:
-        """See `Form`."""
-        return 2 * stored
 
     def scale_count(self, width: int) -> int:
         """Whole words of four, the last of which may have scales of nothing."""
@@ -54,10 +47,6 @@ class MXFP4(Form):
     def even_scale(self, deviation: float) -> float:
         """See `Form`; all sixteen numbers come equally often, and deviate by about three."""
         return BIAS + round(torch.tensor(deviation / 3).log2().item())
-
-    def words(self, numbers: Tensor) -> Tensor:
-        """Int32 of eight."""
-        return numbers.view(torch.int32)
 
     def step_scales(self, scales: Tensor) -> Tensor:
         """Int32 of four exponents."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.tiles import halves, in_row_order
+
 _SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
 _NUMBERS = tl.constexpr(-0x7E3F7E40)  # 0x81C081C0
 _UPPER = tl.constexpr(-0x10000)  # 0xFFFF0000
@@ -38,10 +40,9 @@ def _pair(words, FIRST: tl.constexpr):
 def _unpacked(words, ROWS: tl.constexpr, WORDS: tl.constexpr):
     """The eight numbers of each word [ROWS, WORDS] as float32 [ROWS, 8 WORDS], times 2 ** -126 (see `layout.gathered`)."""
     groups = tl.reshape(words, [ROWS, WORDS // 4, 4])
-    first = tl.join(_pair(groups, 0), _pair(groups, 1))
-    second = tl.join(_pair(groups, 2), _pair(groups, 3))
-    both = tl.permute(tl.join(first, second), [0, 1, 5, 4, 2, 3])
-    return tl.reshape(both, [ROWS, 8 * WORDS])
+    return in_row_order(
+        *(_pair(groups, 0), _pair(groups, 1)), *(_pair(groups, 2), _pair(groups, 3)), ROWS, WORDS
+    )
 
 
 @triton.jit
@@ -50,8 +51,7 @@ def _scaled(words, factors, FIRST: tl.constexpr):
     pairs = tl.inline_asm_elementwise(
         "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [_pairs(words, FIRST), factors], tl.int32, is_pure=True, pack=1
     )
-    lower = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return tl.join(lower, (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True))
+    return halves(pairs)
 
 
 @triton.jit
@@ -105,9 +105,9 @@ def step(words, scales, DTYPE: tl.constexpr, WHOLE: tl.constexpr, PAIRS: tl.cons
         groups = tl.reshape(words, [ROWS, GROUPS, 4])
         factors = ((exponents + MORE) << 7) * 0x10001
         factors = tl.broadcast_to(factors[:, :, None], [ROWS, GROUPS, 4])
-        first = tl.join(_scaled(groups, factors, 0), _scaled(groups, factors, 1))
-        second = tl.join(_scaled(groups, factors, 2), _scaled(groups, factors, 3))
-        wide = tl.reshape(tl.permute(tl.join(first, second), [0, 1, 5, 4, 2, 3]), [ROWS, 8 * WORDS])
+        first, second = _scaled(groups, factors, 0), _scaled(groups, factors, 1)
+        third, fourth = _scaled(groups, factors, 2), _scaled(groups, factors, 3)
+        wide = in_row_order(first, second, third, fourth, ROWS, WORDS)
     else:
         wide = tl.reshape(_unpacked(words, ROWS, WORDS), [ROWS, GROUPS, 32])
         wide = tl.reshape(wide * _power(exponents, MORE)[:, :, None], [ROWS, 8 * WORDS]).to(DTYPE)
