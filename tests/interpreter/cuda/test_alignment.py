@@ -29,6 +29,7 @@ from nanoserve.kernels.tiles import BlockSizes
 from nanoserve.kernels.testing import Inputs
 from nanoserve.kernels.testing_attention import LatentHeads
 from tests.interpreter.cuda.alignment import misaligned
+from tests.interpreter.kernels.latent_rows import decoded
 
 launch, compiled = JITFunction.run, {}
 
@@ -55,7 +56,7 @@ for dtype in (torch.float32, torch.bfloat16):
         case = Case.of(inputs, sizes, [(0, 5), (40, 2)])
         for blocks in (BlockSizes(16, 16, 4, 2), None):
             case.tiled(blocks)
-            case.decoded(3, blocks)
+            decoded(case, 3, blocks)
         ExpandedCase.of(inputs, sizes, [(0, 5), (40, 2)]).tiled()
         list(check_write_latents(inputs, sizes))
         list(check_head_linear(inputs, sizes, 5))

@@ -23,6 +23,7 @@ from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison
 from nanoserve.kernels.testing_attention import Heads, LatentHeads
 from nanoserve.kernels.tiles import BlockSizes, make_tiles
 from tests.interpreter.kernels.agreement import agree
+from tests.interpreter.kernels.latent_rows import decoded
 from tests.interpreter.matrix import cases
 
 ATOL = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -71,7 +72,7 @@ def check(case: Tiled, blocks: BlockSizes | None = SMALL, splits: Sequence[int] 
         agree(compare_around_poison("rounds", case.tiled(blocks, room=room), wanted), atol)
     if isinstance(case, Case):
         for each in splits:
-            newest = case.decoded(each, blocks), wanted[case.queries.last]
+            newest = decoded(case, each, blocks), wanted[case.queries.last]
             agree([Comparison(f"{each} splits", *newest)], atol)
 
 
@@ -240,9 +241,9 @@ def test_a_row_that_decodes_is_the_same_alone_and_in_a_crowd(
     blocks: BlockSizes, inputs: Inputs, splits: int
 ) -> None:
     case = Case.of(inputs, ODD, [(39, 1), (69, 1), (16, 1), (8, 1)])
-    crowd = case.decoded(splits, blocks)
+    crowd = decoded(case, splits, blocks)
     for place in range(len(crowd)):
-        alone = case.decoded(splits, blocks, places=slice(place, place + 1))
+        alone = decoded(case, splits, blocks, places=slice(place, place + 1))
         assert torch.equal(alone[0], crowd[place])
 
 
@@ -250,7 +251,7 @@ def test_large_scores_do_not_overflow(inputs: Inputs) -> None:
     case = Case.of(inputs, ODD, [(49, 1), (19, 1)])
     large = case.queries._replace(tokens=case.queries.tokens * 100)
     for blocks in (SMALL, WIDE):
-        assert case._replace(queries=large).decoded(3, blocks).isfinite().all()
+        assert decoded(case._replace(queries=large), 3, blocks).isfinite().all()
 
 
 @pytest.mark.gpu
@@ -263,7 +264,7 @@ def test_pools_of_more_than_2_to_the_31_elements(device: torch.device) -> None:
     entries = pool[:, -case.cache.entries[0].numel() :].view(-1, *case.cache.entries.shape[1:])
     entries[offset:] = case.cache.entries
     far = case._replace(cache=case.cache._replace(entries=entries, tables=case.cache.tables + offset))
-    assert torch.equal(case.decoded(2), far.decoded(2))
+    assert torch.equal(decoded(case, 2), decoded(far, 2))
     assert torch.equal(case.tiled().nan_to_num(), far.tiled().nan_to_num())
 
 

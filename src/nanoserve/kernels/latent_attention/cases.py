@@ -11,7 +11,7 @@ from torch import Tensor
 from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.latent import LatentCache, padded
 from nanoserve.kernels.latent_attention import launch, reference, tuning
-from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, expect
+from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, expect, scratch
 from nanoserve.kernels.testing_attention import Chunk, LatentHeads, Queries
 from nanoserve.kernels.tiles import BlockSizes
 
@@ -56,39 +56,17 @@ class Case(NamedTuple):
         query, rows, lengths = self.queries.newest()
         return self._attend(query, tiles=rows, lengths=lengths, blocks=blocks)
 
-    def decoded(
-        self, splits: int, blocks: BlockSizes | None = None, *, places: slice = slice(None), pdl: bool = False
-    ) -> Tensor:
-        """The last query of some chunks, as decoding rows."""
-        query, rows, lengths = self.queries.newest()
-        query, rows = query[places], rows[places]
-        out, heads = self._out(query), self.sizes.num_heads
-        scratch = SplitScratch.create(len(query), heads, self.sizes.latent_dim, splits, out.device)
-        for tensor in scratch:
-            tensor.fill_(torch.nan)
-        if pdl:
-            torch.cuda.synchronize(out.device)
-        step: dict[str, Any] = {"batch_rows": rows, "lengths": lengths, "scale": self.sizes.scale}
-        how: dict[str, Any] = {"splits": splits, "scratch": scratch, "blocks": blocks, "pdl": pdl}
-        launch.latent_decode(query, self.cache, out, **step, **how)
-        return out
-
     def _attend(self, query: Tensor, **how: Any) -> Tensor:
-        out = self._out(query)
+        out = query.new_full((*query.shape[:2], self.sizes.latent_dim), torch.nan)
         launch.latent_prefill(query, self.cache, out, scale=self.sizes.scale, **how)
         return out
-
-    def _out(self, query: Tensor) -> Tensor:
-        return query.new_full((*query.shape[:2], self.sizes.latent_dim), torch.nan)
 
 
 def check_latent_decode(inputs: Inputs, sizes: LatentHeads) -> Iterator[Comparison]:
     """One program per row and several, with and without PDL."""
     case = Case.of(inputs, sizes, CHUNKS)
-    wanted = case.exact()[case.queries.last]
-    for splits in SPLITS:
-        for pdl in inputs.launches:
-            yield Comparison(f"{splits} splits, {sizes}", case.decoded(splits, pdl=pdl), wanted)
+    _, rows, lengths = case.queries.newest()
+    yield from _check_splits(inputs, case, case.queries.last, rows, lengths)
 
 
 def check_drafted_latents(inputs: Inputs, sizes: LatentHeads, widths: Sequence[int]) -> Iterator[Comparison]:
@@ -97,24 +75,30 @@ def check_drafted_latents(inputs: Inputs, sizes: LatentHeads, widths: Sequence[i
         case = Case.of(inputs, sizes, [(start, width) for start in DRAFTED_FROM])
         rows = [row for row, *_ in case.queries.chunks]
         index = [token + ahead for *_, token in case.queries.chunks for ahead in range(width)]
-        wanted, lengths = case.exact()[index], [start + 1 for start in reversed(DRAFTED_FROM)]
-        for splits in SPLITS:
-            scratch = SplitScratch.create(
-                len(index), sizes.num_heads, sizes.latent_dim, splits, inputs.device
-            )
-            yield from inputs.compare(
-                launch.latent_decode,
-                f"{width} tokens of each row, {splits} splits, {sizes}",
-                query=case.queries.tokens[index],
-                cache=case.cache,
-                out=expect(wanted),
-                batch_rows=inputs.these(rows),
-                lengths=inputs.these(lengths),
-                width=width,
-                scale=sizes.scale,
-                splits=splits,
-                scratch=scratch,
-            )
+        lengths = [start + 1 for start in reversed(DRAFTED_FROM)]
+        yield from _check_splits(inputs, case, index, inputs.these(rows), inputs.these(lengths), width=width)
+
+
+def _check_splits(
+    inputs: Inputs, case: Case, index: Sequence[int], rows: Tensor, lengths: Tensor, *, width: int = 1
+) -> Iterator[Comparison]:
+    """These queries of the case as those of decoding rows, of which each has `width`."""
+    wanted, sizes = case.exact()[index], case.sizes
+    for splits in SPLITS:
+        space = SplitScratch.create(len(index), sizes.num_heads, sizes.latent_dim, splits, inputs.device)
+        yield from inputs.compare(
+            launch.latent_decode,
+            f"{width} tokens of each row, {splits} splits, {sizes}",
+            query=case.queries.tokens[index],
+            cache=case.cache,
+            out=expect(wanted),
+            batch_rows=rows,
+            lengths=lengths,
+            width=width,
+            scale=sizes.scale,
+            splits=splits,
+            scratch=SplitScratch(*map(scratch, space)),
+        )
 
 
 def check_latent_prefill(inputs: Inputs, sizes: LatentHeads) -> Iterator[Comparison]:

@@ -185,6 +185,13 @@ def multiply_adapted(
     skinny_linear(x, weight, out, workspace=space, bias=bias, gate=product.gate, delta=delta, pdl=pdl)
 
 
+def _results(inputs: Inputs, product: LinearCase, wanted: Tensor) -> dict[str, Any]:
+    """Arguments of a product of many rows: what it leaves, in the place of what it is added to if it is."""
+    before = inputs.normal_like(wanted) if product.added else None
+    out = expect(wanted if before is None else wanted + before.float(), before)
+    return {"bias": product.bias, "out": out, "residual": out if product.added else None}
+
+
 def check_fp8_linear(
     inputs: Inputs, product: LinearCase, batches: Sequence[int] = (), *, invariant: bool = False
 ) -> Iterator[Comparison]:
@@ -196,14 +203,14 @@ def check_fp8_linear(
             return
         scales = x.float().abs().amax(1) / LARGEST
         numbers = (x.float() / scales[:, None]).to(weight.form.dtype)
-        wanted, before = product.formula(numbers.float() * scales[:, None], gate=False), None
-        if product.added:
-            before = inputs.normal_like(wanted)
-            wanted = wanted + before.float()
-        out = expect(wanted, before)
-        parts = {"weight": weight, "bias": product.bias, "residual": out if product.added else None}
+        parts = _results(inputs, product, product.formula(numbers.float() * scales[:, None], gate=False))
         yield from inputs.compare(
-            fp8_linear, product.case(rows), x=numbers, x_scales=scales, out=out, invariant=invariant, **parts
+            *(fp8_linear, product.case(rows)),
+            x=numbers,
+            x_scales=scales,
+            weight=weight,
+            invariant=invariant,
+            **parts,
         )
 
 
@@ -216,31 +223,21 @@ def check_packed_linear(
         x = inputs.normal(rows, weight.shape[1])
         if not takes_packed(weight, x):
             continue
-        wanted, before = product.formula(x, gate=False), None
-        if product.added:
-            before = inputs.normal_like(wanted)
-            wanted = wanted + before.float()
-        out = expect(wanted, before)
-        parts = {"weight": weight, "bias": product.bias, "residual": out if product.added else None}
-        parts["workspace"] = _space(inputs, product, [1])
-        yield from inputs.compare(packed_linear, product.case(rows), x=x, out=out, **parts)
+        parts = _results(inputs, product, product.formula(x, gate=False))
+        parts |= {"weight": weight, "workspace": _space(inputs, product, [1])}
+        yield from inputs.compare(packed_linear, product.case(rows), x=x, **parts)
 
 
 def check_invariant_linear(inputs: Inputs, product: LinearCase, rows: int = 7) -> Iterator[Comparison]:
     """In the form that does not depend on the batch; what is added to the residual stream is added in place."""
     x, weight = inputs.normal(rows, product.weight.shape[1]), product.weight
-    wanted, before = product.formula(x, gate=False), None
-    if product.added:
-        before = inputs.normal_like(wanted)
-        wanted = wanted + before.float()
+    parts = _results(inputs, product, product.formula(x, gate=False))
     if form_of(weight) is not PLAIN:
         wide = widened(weight, inputs.poisoned(weight.shape.numel()))
         yield Comparison(f"widened {product.name}", wide, weight.float().to(inputs.dtype), exact=True)
         weight = wide
     assert isinstance(weight, Tensor)
-    out = expect(wanted, before)
-    parts = {"weight": weight, "bias": product.bias, "residual": out if product.added else None}
-    yield from inputs.compare(invariant_linear, product.case(rows), x=x, out=out, **parts)
+    yield from inputs.compare(invariant_linear, product.case(rows), x=x, weight=weight, **parts)
     alone, ways = inputs.poisoned(rows, len(weight)), invariant_ways(weight, x, MOST_COMPARED)
     invariant_linear(x, weight, alone)
     for count in ways if len(ways) > 1 else ():

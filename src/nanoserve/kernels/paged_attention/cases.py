@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -28,7 +28,6 @@ BATCHES: Final = (1, 8, 64, 256)
 """A size of batch for each of the tilings."""
 SPLITS: Final = (1, 4)
 SHORT_WINDOW: Final = 20
-"""The kernel is compiled for any window, so that a short one shows as much as the model's."""
 Made = tuple[Tensor, Tensor, Tensor]
 """The output and both caches."""
 
@@ -110,34 +109,38 @@ def check_decode_attention(
     inputs: Inputs, heads: Heads, lengths: Sequence[int] | None = None
 ) -> Iterator[Comparison]:
     """Every tiling, one program per row and several, with and without PDL."""
-    if heads.window is not None:
-        heads = heads._replace(window=min(heads.window, SHORT_WINDOW))
+    heads = _short(heads)
     case = DecodeCase.of(inputs, heads, lengths or LENGTHS)
-    wanted = case.exact()
-    for batch in BATCHES:
-        for splits in (*SPLITS, tuning.LONG_SPLITS, 2 * tuning.LONG_SPLITS) if batch == 1 else SPLITS:
-            sizes = batch, heads.head_dim, case.cache.keys.dtype, splits
-            tiling = tuning.choose_tile(*sizes, kv_heads=heads.num_kv_heads)
-            for pdl in inputs.launches:
-                name = f"{heads}, {splits} splits, tiles of {tiling.tokens} tokens"
-                yield from case.compare(name, case.run(splits, tiling, pdl=pdl), wanted)
+    longer = [(1, splits) for splits in (tuning.LONG_SPLITS, 2 * tuning.LONG_SPLITS)]
+    yield from _check_tilings(inputs, heads, case, 1, [*itertools.product(BATCHES, SPLITS), *longer])
 
 
 def check_drafted_attention(
     inputs: Inputs, heads: Heads, widths: Sequence[int], batches: Sequence[int] = BATCHES
 ) -> Iterator[Comparison]:
     """Every tiling and width, one of whose rows is near its end."""
-    if heads.window is not None:
-        heads = heads._replace(window=min(heads.window, SHORT_WINDOW))
+    heads = _short(heads)
     for width in widths:
         case = DecodeCase.of(inputs, heads, LENGTHS, width=width)
-        wanted, padded = case.exact(), tuning.padded_group(heads.num_heads // heads.num_kv_heads, width)
-        for batch, splits in itertools.product(batches, SPLITS):
-            sizes = batch, heads.head_dim, case.cache.keys.dtype, splits
-            tiling = tuning.choose_tile(*sizes, padded=padded, kv_heads=heads.num_kv_heads)
-            for pdl in inputs.launches:
-                name = f"{heads}, {width} tokens of each row, {splits} splits, tiles of {tiling.tokens}"
-                yield from case.compare(name, case.run(splits, tiling, pdl=pdl), wanted)
+        yield from _check_tilings(inputs, heads, case, width, itertools.product(batches, SPLITS))
+
+
+def _check_tilings(
+    inputs: Inputs, heads: Heads, case: DecodeCase, width: int, sizes: Iterable[tuple[int, int]]
+) -> Iterator[Comparison]:
+    """The tilings of batches and splits, with and without PDL."""
+    wanted, padded = case.exact(), tuning.padded_group(heads.num_heads // heads.num_kv_heads, width)
+    for batch, splits in sizes:
+        of = batch, heads.head_dim, case.cache.keys.dtype, splits
+        tiling = tuning.choose_tile(*of, padded=padded, kv_heads=heads.num_kv_heads)
+        for pdl in inputs.launches:
+            name = f"{heads}, {width} tokens of each row, {splits} splits, tiles of {tiling.tokens}"
+            yield from case.compare(name, case.run(splits, tiling, pdl=pdl), wanted)
+
+
+def _short(heads: Heads) -> Heads:
+    """The kernels are compiled for any window, so that a short one shows as much as the model's."""
+    return heads if heads.window is None else heads._replace(window=min(heads.window, SHORT_WINDOW))
 
 
 CHUNKS: Final = ((0, 3), (58, 12), (0, 1), (0, 33), (15, 2))
@@ -225,8 +228,7 @@ def check_bidirectional_attention(
     inputs: Inputs, heads: Heads, lengths: Sequence[int] = LENGTHS, blocks: BlockSizes | None = None
 ) -> Iterator[Comparison]:
     """Whole rows whose tokens read those behind them, and behind them one that is longer than a window."""
-    if heads.window is not None:
-        heads = heads._replace(window=min(heads.window, SHORT_WINDOW))
+    heads = _short(heads)
     case = PrefillCase.of(inputs, heads, [(0, length) for length in lengths], both=True)
     yield from compare_around_poison(f"both sides, {heads}", case.tiled(blocks), case.exact())
 

@@ -13,6 +13,8 @@ from nanoserve.kernels.rank_sums.triton import add_ranks_kernel, add_slots_kerne
 HEADER: Final = 4096
 """Bytes at the start of each rank's block for flags: two kinds of exchange, one flag a rank. All must be zero at first."""
 _GATHER_FLAGS: Final = HEADER // 2
+_BLOCK: Final = 4096
+"""Columns that a program gathers of each rank."""
 
 
 class Peers(NamedTuple):
@@ -78,9 +80,7 @@ def sent_bytes(ranks: int, rows: int, row_bytes: int) -> int:
     return 16 * ranks * rows * (row_bytes // 8 + 1)
 
 
-def gather_ranks_into(
-    out: Tensor, peers: Peers, offset: int, *, share: int, block: int = 4096, pdl: bool = False
-) -> None:
+def gather_ranks_into(out: Tensor, peers: Peers, offset: int, *, share: int, pdl: bool = False) -> None:
     """Put columns of all ranks side by side.
 
     Args:
@@ -89,11 +89,10 @@ def gather_ranks_into(
         offset: in bytes, a multiple of 16; there each block has [M, share] in the dtype of `out`, contiguous; the last ranks have fewer
             columns where N is less than `share` times the ranks.
         share: columns of each rank.
-        block: columns that a program copies of each rank.
         pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
     """
     num_rows, width = out.shape
-    block = min(block, triton.next_power_of_2(share))
+    block = min(_BLOCK, triton.next_power_of_2(share))
     gather_ranks_kernel[(num_rows, triton.cdiv(share, block))](
         out_ptr=out, addresses_ptr=peers.addresses, exchanges_ptr=peers.exchanges, words_ptr=peers.words,
         offset=offset, SHARE=share,
