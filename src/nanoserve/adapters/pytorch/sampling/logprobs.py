@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.devices import upload
-from nanoserve.adapters.pytorch.sampling.row_settings import NUMBERS, DeviceSettings, device_settings
+from nanoserve.adapters.pytorch.sampling.row_settings import NUMBERS, DeviceSettings, acting, device_settings
 from nanoserve.kernels.sampling import processed
 from nanoserve.ports.step import RowSampling, TokenLogprobs
 
@@ -113,15 +113,15 @@ def drawn_from(logits: Tensor, token_ids: Tensor, settings: Sequence[DeviceSetti
     A row that takes the likeliest token keeps its logits. `token_ids` [n] were drawn, and are not excluded.
     """
     off = device_settings(RowSampling(seed=0), logits.shape[1])
-    acting = [each if each.temperature else off for each in settings]
+    drawing = [each if each.temperature else off for each in settings]
     found = torch.empty_like(logits, dtype=torch.float32)
-    for start in range(0, len(acting), _ROWS_AT_ONCE):
+    for start in range(0, len(drawing), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
-        columns = {name: [[getattr(each, name)] for each in acting[rows]] for name in NUMBERS}
         numbers = {
-            name: upload(values, torch.int64 if NUMBERS[name] is int else torch.float32, logits.device)
-            for name, values in columns.items()
-            if name == "temperature" or any(value != getattr(off, name) for (value,) in values)
+            name: upload(values, torch.int64 if NUMBERS[name] is int else torch.float32, logits.device)[
+                :, None
+            ]
+            for name, values in acting(drawing[rows], logits.shape[1]).items()
         }
         found[rows] = processed(logits[rows], token_ids[rows], **numbers)
     return found

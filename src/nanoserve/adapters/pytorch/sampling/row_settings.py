@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -52,6 +52,17 @@ def device_settings(sampling: RowSampling, vocab_size: int) -> DeviceSettings:
         seed_low=_signed(sampling.seed),
         seed_high=_signed(sampling.seed >> 32),
     )
+
+
+def acting(settings: Sequence[DeviceSettings], vocab_size: int) -> dict[str, list[float]]:
+    """The numbers of rows that draw by the names of `NUMBERS`; a filter that none of them uses is absent."""
+    off = device_settings(RowSampling(seed=0), vocab_size)
+    columns = {name: [getattr(each, name) for each in settings] for name in NUMBERS}
+    return {
+        name: values
+        for name, values in columns.items()
+        if name == "temperature" or any(value != getattr(off, name) for value in values)
+    }
 
 
 def _signed(number: int) -> int:

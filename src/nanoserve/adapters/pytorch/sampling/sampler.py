@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
@@ -12,9 +12,9 @@ from nanoserve.adapters.pytorch.sampling.bias import LogitBias
 from nanoserve.adapters.pytorch.sampling.exclusions import Exclusions
 from nanoserve.adapters.pytorch.sampling.part import SamplerPart, SamplerParts
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
-from nanoserve.adapters.pytorch.sampling.row_settings import NUMBERS, DeviceSettings, device_settings
+from nanoserve.adapters.pytorch.sampling.row_settings import NUMBERS, DeviceSettings, acting, device_settings
 from nanoserve.kernels.sampling import argmax, draw
-from nanoserve.ports.step import AdmittedRow, RowSampling
+from nanoserve.ports.step import AdmittedRow
 
 
 @attrs.frozen(eq=False)
@@ -38,7 +38,6 @@ class Draws(SamplerPart[DeviceSettings, DrawingRows]):
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
         super().__init__(device)
         self._vocab_size = vocab_size
-        self._off = device_settings(RowSampling(seed=0), vocab_size)
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
 
     def admit(self, admitted: AdmittedRow) -> None:
@@ -56,7 +55,10 @@ class Draws(SamplerPart[DeviceSettings, DrawingRows]):
             places=None if len(places) == len(rows) else self.integers(places),
             rows=self.integers([rows[place] for place in places]),
             seeds=self.integers([(each.seed_high << 32) + each.seed_low % 2**32 for each in chosen]),
-            settings=dict(self._settings(chosen)),
+            settings={
+                name: self.integers(values) if NUMBERS[name] is int else self.floats(values)
+                for name, values in acting(chosen, self._vocab_size).items()
+            },
         )
 
     def sample(self, logits: Tensor, chosen: DrawingRows, ahead: int = 0) -> Tensor:
@@ -72,12 +74,6 @@ class Draws(SamplerPart[DeviceSettings, DrawingRows]):
         del tokens
         self._positions.index_add_(0, chosen.rows, torch.ones_like(chosen.rows))
         return False
-
-    def _settings(self, chosen: list[DeviceSettings]) -> Iterator[tuple[str, Tensor]]:
-        for name, kind in NUMBERS.items():
-            values, off = [getattr(each, name) for each in chosen], getattr(self._off, name)
-            if name == "temperature" or any(value != off for value in values):
-                yield name, self.integers(values) if kind is int else self.floats(values)
 
     def _draw(self, logits: Tensor, chosen: DrawingRows, ahead: int) -> Tensor:
         positions = self._positions.index_select(0, chosen.rows) + ahead
