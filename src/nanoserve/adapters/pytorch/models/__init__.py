@@ -113,8 +113,7 @@ def build_model(
         model.further.check_stored(folder)
     stored = keeps and (spec.stored is not None or is_gguf(Path(folder)))
     forms = keeping.stored_forms(folder, model, spec.packing) if stored and made is None else {}
-    _keep(model, forms if made is None else _fitting(model, made), head=quantize_head)
-    _check_experts(model, None if made is None else quantization)
+    _keep(model, forms, made, quantize_head)
     _load(spec, folder, model, made, read=False)
     _settle(model, take or functools.partial(empty_tensors, device=device))
     if read:
@@ -192,8 +191,7 @@ def build_random_model(
     made = _made_form(spec, quantization, keeps=keeps)
     model = _shaped(spec, dtype, ranks, **how)
     forms = keeping.all_forms(model, spec.stored) if keeps and spec.stored is not None else {}
-    _keep(model, forms if made is None else _fitting(model, made), head=quantize_head)
-    _check_experts(model, None if made is None else quantization)
+    _keep(model, forms, made, quantize_head)
     _settle(model, take or functools.partial(empty_tensors, device=device))
     fill_kv_scales(model)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
@@ -201,9 +199,7 @@ def build_random_model(
         scales.fill_(form.even_scale(SCALE))
     with torch.inference_mode():
         model.fill_plainly()
-        model.arrange()
-    if not keeps:
-        pack_linears(model, quantization)
+    _finish(model, quantization, packs=not keeps)
     return model
 
 
@@ -279,20 +275,19 @@ def _fitting(model: DecoderModel, made: Form) -> dict[str, Form]:
     return {name: made for name, each in tensors if each.dim() == 2 and each.shape[1] % made.multiple == 0}
 
 
-def _keep(model: DecoderModel, forms: Mapping[str, Form], *, head: str | None) -> None:
+def _keep(model: DecoderModel, forms: Mapping[str, Form], made: Form | None, head: str | None) -> None:
+    """Give parameters the forms of a checkpoint's tensors, or the one that they are put into, and the head its own.
+
+    Raises `BadValueError` if experts stay plain where a form was asked for: their rows, or their cuts, do not fit it, or a checkpoint has them in another order.
+    """
+    forms = forms if made is None else _fitting(model, made)
     if model.slices is not None:
         forms = model.slices.fitting(forms, model.checkpoint_tensors())
     keeping.keep_as_stored(model, forms)
     if head is not None:
         keeping.narrow_head(model, FORMS[head])
-
-
-def _check_experts(model: DecoderModel, quantization: str | None) -> None:
-    """Raise `BadValueError` if experts stay plain where a form was asked for: their rows, or their cuts, do not fit it, or a checkpoint has them in another order."""
-    if quantization is not None and any(PLAIN in each.forms for each in model.mixtures()):
-        message = (
-            f"{quantization} cannot be made of the experts of {model.spec.architecture} here; leave it out"
-        )
+    if made is not None and any(PLAIN in each.forms for each in model.mixtures()):
+        message = f"{made.name} cannot be made of the experts of {model.spec.architecture} here; leave it out"
         raise BadValueError("quantization", message)
 
 
