@@ -102,7 +102,7 @@ def test_steps_without_adapters_launch_nothing_of_them(
     def note(*arguments: Any, **_: Any) -> None:
         launched.append(arguments)
 
-    monkeypatch.setattr(DeviceLoras, "shrink", note)
+    monkeypatch.setattr(DeviceLoras, "_shrink", note)
     served.answers(prompts, params)
     assert not launched
     served.answers(prompts, params, loras=["", "a"])

@@ -7,8 +7,8 @@ through the same ones ("rollout routing replay", Ma et al. 2025, arXiv 2510.1137
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import attrs
 import torch
@@ -17,19 +17,11 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.devices import upload
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.experts import Experts
+from nanoserve.adapters.pytorch.mixers.gpu_mixer import StepArena
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.step_inputs import Span
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.step import AdmittedRow, Chunk, RoutedExperts, StepPlan
-
-
-class Arena(Protocol):
-    """As much of a GPU's arena as is asked for."""
-
-    positions: Tensor
-    lengths: Tensor
-    block_tables: Mapping[int, Tensor]
-
+from nanoserve.ports.step import AdmittedRow, RoutedExperts, StepPlan
 
 Fetch = Callable[[Tensor], Any]
 """Starts to bring a tensor to the host; the result's `wait` returns it there."""
@@ -108,19 +100,13 @@ class ExpertRecords:
         """True if any row asks."""
         return bool(self._asked)
 
-    def keep_of(self, arena: Arena, token_rows: Tensor, places: Tensor) -> None:
+    def keep_of(self, arena: StepArena, token_rows: Tensor, places: Tensor) -> None:
         """As `keep`: tokens of chunks that are described in an arena, and the newest ones of rows."""
         rows = torch.cat((token_rows, places)).long()
         positions = torch.cat((arena.positions[: len(token_rows)], arena.lengths[places.long()] - 1)).long()
         columns = positions.div(self._block_size, rounding_mode="floor")
         blocks = arena.block_tables[self._layer][rows, columns]
         self.keep(blocks * self._block_size + positions % self._block_size)
-
-    def report_step(
-        self, chunks: Sequence[Chunk], newest: Sequence[Span], fetch: Fetch
-    ) -> tuple[Routed, ...]:
-        """As `report`, of chunks' tokens and the newest ones of rows behind them."""
-        return self.report([*((each.row, each.start, each.length) for each in chunks), *newest], fetch)
 
     def report(self, spans: Sequence[Span], fetch: Fetch) -> tuple[Routed, ...]:
         """The experts of the newest step's tokens, which are those of `spans` in this order, for the rows that ask."""

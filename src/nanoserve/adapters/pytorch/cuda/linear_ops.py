@@ -14,13 +14,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.low_rank import StepLoras
+from nanoserve.adapters.pytorch.cuda.low_rank import Shrink
 from nanoserve.adapters.pytorch.cuda.many_rows import Ungated
 from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending, Sums
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.norm import LayerNorm, RMSNorm
 from nanoserve.adapters.pytorch.layers.product import Mixture
 from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.linear.low_rank.launch import Delta, expand_into
 from nanoserve.kernels.linear.low_rank.launch import Gate as LowRankGate
 from nanoserve.kernels.pointwise.launch import add_rms_norm_into, layer_norm_into
@@ -28,12 +29,16 @@ from nanoserve.ports.layer_spec import Activation
 
 Gate = Activation | None
 AnyNorm = Norm | LayerNorm
+Weight = Tensor | StoredWeight | Mixture
 
 
 class Policy(Protocol):
     """The fusion around the products of a step; `norms` says if the norm before them is a part of it."""
 
     norms: bool
+
+    def told(self, weight: Weight, x: Tensor, /) -> str:
+        """The product of rows like x with a weight, or with experts, in a few words, for people."""
 
     def multiply(
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, norm: Norm = None, *, gate: Gate = None
@@ -62,7 +67,7 @@ class LinearOps:
         space: Workspace,
         *,
         pdl: bool,
-        low_rank: StepLoras | None = None,
+        low_rank: Shrink | None = None,
     ) -> None:
         self.policy, self.sums, self.space, self.low_rank, self.pdl = policy, sums, space, low_rank, pdl
         self.pending: Pending | None = None
@@ -150,7 +155,7 @@ class LinearOps:
         """Begin what adapters add to a product of x, or of norm(x) where that is the product's own, of one token."""
         if self.low_rank is None:
             return None
-        return self.low_rank.shrink(x, linear, None if norm is None else norm.weight)
+        return self.low_rank(x, linear, None if norm is None else norm.weight)
 
     def adapt(self, x: Tensor, linear: Linear, product: Tensor, gate: LowRankGate | None = None) -> bool:
         """Add to a product what adapters make of x; with a gate write the gated product instead. False if there are none."""

@@ -7,10 +7,10 @@ step of chunks; the sizes of launches depend on the step's size alone, so that o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor
 
@@ -48,6 +48,10 @@ def lora_sections(sizes: EngineSizes) -> Shapes:
         shapes[f"lora_{kind}_items"] = (most_items(*most), ITEM)
         shapes[f"lora_{kind}_order"] = shapes[f"lora_{kind}_slots"] = (tokens,)
     return shapes
+
+
+Shrink = Callable[[Tensor, Linear, Tensor | None], Delta | None]
+"""Begins the addition of a step's adapters to a product of x [T, K] with a linear layer, or of x times a norm's weight; None for the head."""
 
 
 class DeviceLoras:
@@ -137,23 +141,23 @@ class DeviceLoras:
         widths = sorted({site.in_features for site in self.host.layout.sites.values()})
         return shrink_ways(widths, most, invariant=self.many.is_invariant)
 
-    def of_batch(self, places: int, *, pdl: bool) -> StepLoras:
+    def of_batch(self, places: int, *, pdl: bool) -> Shrink:
         """The adapters of a batch of this many places."""
         return self._of("batch", most_items(places, self._num_slots, self.rank), pdl=pdl)
 
-    def of_chunks(self) -> StepLoras:
+    def of_chunks(self) -> Shrink:
         """The adapters of a step with chunks."""
         return self._of("chunk", None, pdl=False)
 
-    def _of(self, kind: str, most: int | None, *, pdl: bool) -> StepLoras:
+    def _of(self, kind: str, most: int | None, *, pdl: bool) -> Shrink:
         sections = self._arena.sections
         units, items, order, slots = (sections[f"lora_{kind}_{name}"] for name in Description._fields)
-        return StepLoras(self, Adapters(self._numbers, units, items[:most], order, slots), pdl)
+        adapters = Adapters(self._numbers, units, items[:most], order, slots)
+        return functools.partial(self._shrink, adapters, pdl)
 
-    def shrink(
-        self, x: Tensor, linear: Linear, adapters: Adapters, norm_weight: Tensor | None, *, pdl: bool
+    def _shrink(
+        self, adapters: Adapters, pdl: bool, x: Tensor, linear: Linear, norm_weight: Tensor | None
     ) -> Delta | None:
-        """Begin the adapters' addition to a product of x [T, K]; None for the head."""
         product = self.products.get(linear)
         if product is None:
             return None
@@ -164,16 +168,3 @@ class DeviceLoras:
         delta = Delta(adapters, product, shrunk, self._ready, self._deltas, self.many.is_invariant)
         shrink(x, delta, norm_weight=norm_weight, pdl=pdl)
         return delta
-
-
-@attrs.frozen(eq=False)
-class StepLoras:
-    """Adapters of one step, for its `LinearOps`."""
-
-    loras: DeviceLoras
-    adapters: Adapters
-    pdl: bool
-
-    def shrink(self, x: Tensor, linear: Linear, norm_weight: Tensor | None = None, /) -> Delta | None:
-        """See `DeviceLoras`."""
-        return self.loras.shrink(x, linear, self.adapters, norm_weight, pdl=self.pdl)

@@ -132,7 +132,8 @@ class CudaRunner:
         ticket.verified = ticket.verified or self._windows.note_decoded(plan)
         if (records := self._launcher.records) is not None and records.is_asked:
             newest = self._batches.newest() if plan.decoding else []
-            ticket.routed = records.report_step(plan.chunks, newest, self._drawing.arrivals.fetch)
+            spans = [*((each.row, each.start, each.length) for each in plan.chunks), *newest]
+            ticket.routed = records.report(spans, self._drawing.arrivals.fetch)
         return ticket
 
     def _decode(self, plan: StepPlan) -> CudaTicket:

@@ -7,7 +7,7 @@ All ranks launch the same kernels in the same order, and each step makes an even
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import torch
@@ -41,23 +41,12 @@ _ABANDONED: Final = -1
 _ROWS: Final = 3
 
 
-class Memory(Protocol):
-    """See `PeerMemory`."""
-
-    own: Tensor
-    addresses: Any
-    waits: bool
-
-    def meet(self, ranks: Communicator, /) -> None:
-        """See `PeerMemory`."""
-
-
 class Exchange(Sums):
     """One rank's side. Tensors that it gives out are in the shared block.
 
     Args:
         ranks: how the ranks meet on the host.
-        make_memory: makes this rank's block of this many bytes.
+        make_memory: makes this rank's block of this many bytes, a `PeerMemory`.
         max_tokens, hidden: of the largest step.
         max_logits, vocab_size: rows of logits that are computed at once, and their width.
     """
@@ -83,7 +72,7 @@ class Exchange(Sums):
         sent = _aligned(sent_bytes(ranks.size, MOST_SENT, hidden * dtype.itemsize))
         self._sent = HEADER + 2 * (part + shard), HEADER + 2 * (part + shard) + sent
         self.size = self._sent[1] + sent
-        self._memory: Memory = make_memory(self.size)
+        self._memory: Any = make_memory(self.size)
         self._addresses = torch.zeros(ranks.size, dtype=torch.int64, device=device)
         limit = int(1e9 * patience(ranks.rank, READY_SECONDS))
         self._words = torch.tensor([0, limit], pin_memory=device.type == "cuda")
@@ -180,7 +169,8 @@ class Exchange(Sums):
 
     def _view(self, offset: int, rows: int, width: int) -> Tensor:
         size = rows * width * self._dtype.itemsize
-        return self._memory.own[offset : offset + size].view(self._dtype).view(rows, width)
+        own: Tensor = self._memory.own
+        return own[offset : offset + size].view(self._dtype).view(rows, width)
 
 
 def _pattern(rank: int, width: int) -> Tensor:
