@@ -17,8 +17,8 @@ SLACK = 150
 ROOMS = {
     "ports": 4003,
     "domain": 9038,
-    "kernels": 15785,
-    "adapters/pytorch": 17030,
+    "kernels": 15647,
+    "adapters/pytorch": 16962,
     "adapters": 11115,
     "entrypoints/server": 10949,
     "entrypoints": 12001,

@@ -21,7 +21,6 @@ from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.norm import LayerNorm, RMSNorm
 from nanoserve.adapters.pytorch.layers.product import Mixture
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.linear.low_rank.launch import Delta, expand_into
 from nanoserve.kernels.linear.low_rank.launch import Gate as LowRankGate
 from nanoserve.kernels.pointwise.launch import add_rms_norm_into, layer_norm_into
@@ -29,16 +28,12 @@ from nanoserve.ports.layer_spec import Activation
 
 Gate = Activation | None
 AnyNorm = Norm | LayerNorm
-Weight = Tensor | StoredWeight | Mixture
 
 
 class Policy(Protocol):
     """The fusion around the products of a step; `norms` says if the norm before them is a part of it."""
 
     norms: bool
-
-    def told(self, weight: Weight, x: Tensor, /) -> str:
-        """The product of rows like x with a weight, or with experts, in a few words, for people."""
 
     def multiply(
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, norm: Norm = None, *, gate: Gate = None

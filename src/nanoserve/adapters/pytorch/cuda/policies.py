@@ -7,11 +7,11 @@ kernels between the products of `many_rows`, those of the vendor or of one fixed
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.linear_ops import Gate, LinearOps, Policy, Weight
+from nanoserve.adapters.pytorch.cuda.linear_ops import Gate, LinearOps, Policy
 from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows, Ungated, VendorProducts, Way
 from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
@@ -19,8 +19,18 @@ from nanoserve.adapters.pytorch.layers.product import Mixture
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows, lists_round
 from nanoserve.kernels.experts.reference import Chosen
+from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.linear import launch
 from nanoserve.kernels.linear.low_rank.launch import Gate as LowRankGate
+
+Weight = Tensor | StoredWeight | Mixture
+
+
+class TellingPolicy(Policy, Protocol):
+    """A policy that people are told of."""
+
+    def told(self, weight: Weight, x: Tensor) -> str:
+        """The product of rows like x with a weight, or with experts, in a few words."""
 
 
 class Row:
@@ -171,7 +181,7 @@ def _told_lists(mixture: Mixture, x: Tensor, *, invariant: bool) -> str:
     return ("own kernel, expert by expert", Way.ROUNDED.value)[rounds]
 
 
-def policy_for(rows: int, many: ManyRows, most_skinny: int) -> Policy:
+def policy_for(rows: int, many: ManyRows, most_skinny: int) -> TellingPolicy:
     """The policy of a step that decodes so many rows; `many` are computed as those beyond `most_skinny`, and as all are where results may not depend on their number."""
     if many.is_invariant or rows > most_skinny:
         return Wide(many.products)

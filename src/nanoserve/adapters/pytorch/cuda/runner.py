@@ -131,9 +131,8 @@ class CudaRunner:
             ticket = self._mixed(plan) if plan.chunks else self._decode(plan)
         ticket.verified = ticket.verified or self._windows.note_decoded(plan)
         if (records := self._launcher.records) is not None and records.is_asked:
-            newest = self._batches.newest() if plan.decoding else []
-            spans = [*((each.row, each.start, each.length) for each in plan.chunks), *newest]
-            ticket.routed = records.report(spans, self._drawing.arrivals.fetch)
+            chunks = [(each.row, each.start, each.length) for each in plan.chunks]
+            ticket.routed = records.report(chunks + self._batches.newest(), self._drawing.arrivals.fetch)
         return ticket
 
     def _decode(self, plan: StepPlan) -> CudaTicket:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.linear_ops import Weight
 from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows
-from nanoserve.adapters.pytorch.cuda.policies import policy_for
+from nanoserve.adapters.pytorch.cuda.policies import Weight, policy_for
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, MOST_WIDENED_ROWS, most_skinny_rows
 from nanoserve.adapters.pytorch.devices import default_dtype
 from nanoserve.adapters.pytorch.layers.product import Mixture
