@@ -167,6 +167,10 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None, *, leads: b
         _start_compilers(settings.tensor_parallel_size)
     with no_garbage_collected():
         from nanoserve.entrypoints.compose.building import survey_device  # noqa: PLC0415 - loads torch
+
+        if not gc.get_freeze_count():  # in a process of ours it is frozen already
+            gc.freeze()
+            gc.unfreeze()  # what was imported is old now, so that no collection looks at all of it soon
     watch.lap("imports")
     found = attrs.evolve(survey_device(settings, spec, folder), draft=draft, others=others)
     watch.lap("device")

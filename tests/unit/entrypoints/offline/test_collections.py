@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -31,6 +33,31 @@ def full() -> Iterator[list[int]]:
     gc.callbacks.remove(note)
     if not was_frozen:
         gc.unfreeze()
+
+
+IMPORTS = """
+import gc, sys
+from nanoserve.entrypoints.compose import bootstrap
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+
+if sys.argv[1] == "frozen":
+    gc.freeze()
+looked_at = [0]
+gc.callbacks.append(lambda phase, _: looked_at.append(len(gc.get_objects(0)) * (phase == "start")))
+bootstrap.survey(EngineSettings(device="cpu"))
+print(max(looked_at), gc.get_freeze_count() > 0, gc.isenabled())
+"""
+
+
+@pytest.mark.parametrize(("before", "most"), [("usual", 10_000), ("frozen", 1_000_000)])
+def test_what_was_imported_is_old_at_once_unless_the_caller_has_frozen_something(
+    before: str, most: int
+) -> None:
+    command = [sys.executable, "-c", IMPORTS, before]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    looked_at, *rest = done.stdout.split()
+    assert int(looked_at) < most
+    assert rest == [str(before == "frozen"), "True"]
 
 
 def test_a_call_is_held_up_by_no_full_collection(full: list[int]) -> None:
