@@ -20,8 +20,8 @@ from nanoserve.domain.ngrams import NGramDrafter
 from nanoserve.ports.driven import Drafter
 from nanoserve.ports.sampling import SamplingParams
 from tests.drafted_draws import SIZES, check_frequencies, make_indifferent_model
+from tests.fakes import scripted_drafter
 from tests.fakes.finite_grammars import FiniteGrammars, TardyGrammars
-from tests.fakes.scripted_drafter import ScriptedDrafter
 from tests.poisoned import PoisonedEngine, same
 from tests.served import Answer
 from tests.unit.adapters.pytorch.tiny_models import CASES, CPU, TinyModel, make_prompt, make_tiny_model
@@ -29,6 +29,7 @@ from tests.unit.adapters.pytorch.tiny_models import CASES, CPU, TinyModel, make_
 KINDS = ("llama", "gemma3_text", "gpt_oss", "mistral", "qwen3_moe", "deepseek_v3", "qwen3_next")
 """Dense, windows beside full attention, windows with sinks and experts, windows alone, experts, latents, states beside full attention."""
 VOCAB = 128
+knowing = functools.partial(scripted_drafter.knowing, vocab_size=VOCAB)
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=28),
     SamplingParams(temperature=1.0, max_tokens=26),
@@ -69,17 +70,6 @@ def prompts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def without(model: DecoderModel, prompts: list[list[int]]) -> list[Answer]:
     return PoisonedEngine(model, block_size=4).answers(prompts, PARAMS)
-
-
-def knowing(prompts: list[list[int]], answers: Sequence[Answer], acceptance: float) -> ScriptedDrafter:
-    """Looks the answer up; two prompts are never alike so far."""
-    texts = [[*prompt, *answer.tokens] for prompt, answer in zip(prompts, answers, strict=True)]
-
-    def right(tokens: Sequence[int], count: int) -> list[int]:
-        known = next((each for each in texts if each[: len(tokens)] == list(tokens)), None)
-        return [1] * count if known is None else (known[len(tokens) :] + [1] * count)[:count]
-
-    return ScriptedDrafter(right, acceptance, random.Random(3), vocab_size=VOCAB)
 
 
 DRAFTERS: list[tuple[int, int, Callable[[list[list[int]], list[Answer]], Drafter]]] = [

@@ -14,7 +14,7 @@ import pytest
 from nanoserve.entrypoints.app.traces.reader import TraceFile
 from nanoserve.entrypoints.cli.main import run_command
 from tests.process.server_process import ServerProcess, server_process
-from tests.unit.adapters.engine_process.client.log_reader import FORMAT, LogReader
+from tests.unit.adapters.engine_process.client.log_reader import FORMAT, log_of
 from tests.unit.entrypoints.server.watch.live_stream import LiveStream, live
 
 SECRET = "xylophone"
@@ -31,13 +31,6 @@ def complete(server: ServerProcess, max_tokens: int) -> Any:
         answer = client.post("/v1/completions", json=BODY | {"max_tokens": max_tokens})
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"]
-
-
-def log_of(path: pathlib.Path) -> LogReader:
-    reader = LogReader()
-    for record in TraceFile(str(path), FORMAT):
-        reader.note(record)
-    return reader
 
 
 @pytest.fixture(scope="module")

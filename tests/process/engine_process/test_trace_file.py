@@ -26,12 +26,11 @@ from tests.unit.adapters.engine_process.client.engines import (
     RemoteEngine,
     read,
     request,
-    run,
     scripted_engine,
     started,
     until,
 )
-from tests.unit.adapters.engine_process.client.log_reader import FORMAT, LogReader
+from tests.unit.adapters.engine_process.client.log_reader import FORMAT, log_of
 
 
 @contextlib.asynccontextmanager
@@ -51,13 +50,6 @@ async def traced(path: pathlib.Path, limit: int = 2**30) -> AsyncIterator[Remote
 
 async def answer(engine: RemoteEngine, *names: str, max_tokens: int = 100) -> None:
     await asyncio.gather(*(read(engine.submit(request(each, max_tokens=max_tokens))) for each in names))
-
-
-def log_of(path: pathlib.Path) -> LogReader:
-    reader = LogReader()
-    for record in traces.TraceFile(str(path), FORMAT):
-        reader.note(record)
-    return reader
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
@@ -145,7 +137,7 @@ async def test_a_slow_disk_loses_parts_and_delays_no_request(
     assert log_of(path).state.finished == {"length": 5}
 
 
-def test_a_write_that_blocks_for_ever_is_left_behind_and_what_is_lost_is_counted(
+async def test_a_write_that_blocks_for_ever_is_left_behind_and_what_is_lost_is_counted(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nanoserve.entrypoints.server.trace_file._FAREWELL", 0.1)
@@ -156,25 +148,20 @@ def test_a_write_that_blocks_for_ever_is_left_behind_and_what_is_lost_is_counted
         may_end.wait(PATIENCE)
         writer.close()
 
-    async def work() -> int:
-        engine = scripted_engine()
-        feed = LiveFeed(engine, SystemClock(), FORMAT, model="a name")
-        writing = LiveTraceWriter(feed, str(path), 2**30, FORMAT)
-        writing.start()
-        await asyncio.sleep(0)
-        with feed.steps() as other:
-            async with started(engine):
-                await answer(engine, "a")
-                await until(lambda: path.exists() and log_of(path).state.finished == {"length": 1})
-                monkeypatch.setattr(TraceWriter, "write_lines", stuck)
-                for name in "bcde":
-                    await answer(engine, name, max_tokens=300)
-            feed.close()
-            await writing.wait()
-            return other.num_offered
-
-    with structlog.testing.capture_logs() as logs:
-        num_offered = run(work())
+    engine = scripted_engine()
+    feed = LiveFeed(engine, SystemClock(), FORMAT, model="a name")
+    writing = LiveTraceWriter(feed, str(path), 2**30, FORMAT)
+    writing.start()
+    await asyncio.sleep(0)
+    with structlog.testing.capture_logs() as logs, feed.steps() as other:
+        async with started(engine):
+            await answer(engine, "a")
+            await until(lambda: path.exists() and log_of(path).state.finished == {"length": 1})
+            monkeypatch.setattr(TraceWriter, "write_lines", stuck)
+            for name in "bcde":
+                await answer(engine, name, max_tokens=300)
+        feed.close()
+        await writing.wait()
     may_end.set()
     for thread in threading.enumerate():
         if thread.name == "trace":
@@ -182,25 +169,22 @@ def test_a_write_that_blocks_for_ever_is_left_behind_and_what_is_lost_is_counted
     said = [each["lost_events"] for each in logs if "step log" in each["event"]]
     reader = log_of(path)
     num_written = len(reader.turns) + len(reader.statuses)
-    assert said == [num_offered - num_written]
-    assert 0 < num_written < 300 < num_offered
+    assert said == [other.num_offered - num_written]
+    assert 0 < num_written < 300 < other.num_offered
 
 
-def test_a_full_disk_ends_the_log_and_nothing_else(
+async def test_a_full_disk_ends_the_log_and_nothing_else(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    async def work() -> None:
+    with structlog.testing.capture_logs() as logs:
         async with traced(tmp_path / "log") as engine:
             await answer(engine, "a")
             monkeypatch.setattr(TraceWriter, "write_lines", full)
             await answer(engine, "b", max_tokens=300)
             assert engine.restarts == 0
-
-    with structlog.testing.capture_logs() as logs:
-        run(work())
     said = [each for each in logs if "step log" in each["event"]]
     assert [each["reason"] for each in said] == ["No space left on device"]
 

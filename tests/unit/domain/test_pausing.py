@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 
 from nanoserve.ports.errors import BadValueError, ConflictError
-from nanoserve.ports.kv import BlockDirectory, BlockHash
+from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.steering import PauseMode, WeightsFacts
 from tests.fakes.counting_store import CountingStore
 from tests.unit.domain.late_copies import LateDirectory
 from tests.unit.domain.test_tiers import Will
-from tests.unit.domain.world import RecordingRunner, World, oracle
+from tests.unit.domain.world import World, oracle
 
 LONG = 20
 
@@ -186,15 +187,10 @@ def test_weights_are_not_changed_under_requests_that_run() -> None:
 
 def names_in_folder(change_at: int | None, after: str = "") -> set[BlockHash]:
     """What a folder holds once two requests of one prompt have ended, the first of which was kept over an update after so many turns."""
-    will, made = Will(0), list[LateDirectory]()
+    will = Will(0)
     will.value = 0.0
-
-    def directory(runner: RecordingRunner) -> BlockDirectory:
-        made.append(LateDirectory(runner, will))
-        return made[0]
-
     world = World(
-        directory=directory,
+        directory=functools.partial(LateDirectory, dice=will),
         weight_store=CountingStore(),
         host_slots=60,
         min_offload_tokens=8,
@@ -215,7 +211,7 @@ def names_in_folder(change_at: int | None, after: str = "") -> set[BlockHash]:
     assert world.scheduler.cache.tiers is not None
     for _ in range(4):
         world.scheduler.cache.tiers.poll()
-    return set(made[0].blocks)
+    return set(world.directory.blocks)
 
 
 def test_a_folder_has_no_block_of_new_weights_under_a_name_of_old_ones() -> None:

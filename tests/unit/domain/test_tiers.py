@@ -12,7 +12,6 @@ import pytest
 from nanoserve.domain.engine import HAND_OVER_SECONDS
 from nanoserve.domain.kv.host_tier import HostTier, SlotAccountingError
 from nanoserve.ports.errors import BadValueError, StepFailedError
-from nanoserve.ports.kv import BlockDirectory
 from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan
@@ -43,19 +42,13 @@ def displace(world: World, name: str = "other") -> None:
 def check_random_load(seed: int) -> Counter[str]:
     """Random requests over few prefixes, some aborted, some steps failing; all texts are the model's own."""
     dice = random.Random(seed)
-    directories: list[LateDirectory] = []
-
-    def directory(runner: RecordingRunner) -> BlockDirectory:
-        directories.append(LateDirectory(runner, dice))
-        return directories[0]
-
     world = small_world(
         dice,
         depth=dice.randint(1, 3),
         groups=(dice.choice((FULL, CacheGroup(layers=(0,), kind=Latent()))),),
         num_blocks=dice.choice((16, 20, 30)),
         host_slots=dice.choice((3, 20, 60)),
-        directory=directory if dice.random() < 0.6 else None,
+        directory=functools.partial(LateDirectory, dice=dice) if dice.random() < 0.6 else None,
         isolated=(isolated := dice.random() < 0.3),
         kv_events=(reader := KVEventReader(4, isolated=isolated)),
     )
@@ -84,7 +77,7 @@ def check_random_load(seed: int) -> Counter[str]:
     cache = world.scheduler.cache
     assert cache.tiers is not None
     check_reader(reader, cache)
-    return Counter(loaded=counts(world).loaded, read=sum(each.num_read for each in directories))
+    return Counter(loaded=counts(world).loaded, read=world.directory.num_read if world.directory else 0)
 
 
 def test_random_loads_say_what_they_would_say_without() -> None:
@@ -168,14 +161,8 @@ def test_blocks_on_their_way_out_are_held_and_their_slots_are_not_found() -> Non
 def handing_world() -> tuple[World, Will, LateDirectory]:
     """A world that hands over to a directory, which does as its will says."""
     will = Will(0)
-    directories: list[LateDirectory] = []
-
-    def directory(runner: RecordingRunner) -> BlockDirectory:
-        directories.append(LateDirectory(runner, will))
-        return directories[0]
-
-    world = small_world(will, directory=directory, hands_over=True)
-    return world, will, directories[0]
+    world = small_world(will, directory=functools.partial(LateDirectory, dice=will), hands_over=True)
+    return world, will, world.directory
 
 
 def end_of(world: World) -> FinishReason | None:
@@ -184,13 +171,8 @@ def end_of(world: World) -> FinishReason | None:
 
 def world_behind(directory: LateDirectory, will: Will) -> World:
     """An engine that finds what another one has left in its directory, and has the same prompt."""
-
-    def same(runner: RecordingRunner) -> BlockDirectory:
-        other = LateDirectory(runner, will)
-        other.blocks = directory.blocks
-        return other
-
-    decoding = small_world(will, directory=same)
+    decoding = small_world(will, directory=functools.partial(LateDirectory, dice=will))
+    decoding.directory.blocks = directory.blocks
     decoding.add("a", PROMPT)
     return decoding
 
@@ -334,20 +316,15 @@ def test_a_failed_step_forgets_what_it_was_to_store() -> None:
 def test_a_slot_that_a_lost_step_may_still_write_is_not_used_before_the_runner_has_started_anew() -> None:
     will = Will(0)
     will.value = 0.0
-    made: list[LateDirectory] = []
-
-    def directory(runner: RecordingRunner) -> BlockDirectory:
-        made.append(LateDirectory(runner, will))
-        return made[-1]
-
+    directory = functools.partial(LateDirectory, dice=will)
     former = small_world(directory=directory)
     former.add("a", PROMPT)
     former.run()
     assert former.scheduler.cache.tiers is not None
     former.scheduler.cache.tiers.poll()
     world = small_world(directory=directory)
-    made[1].blocks.update(made[0].blocks)
-    assert len(made[1].blocks) == 10
+    world.directory.blocks.update(former.directory.blocks)
+    assert len(world.directory.blocks) == 10
     world.add("lost", range(300, 332), max_tokens=3)
     world.turn()
     world.runner.fail(Fault.SUBMIT_KEPT)
@@ -355,7 +332,7 @@ def test_a_slot_that_a_lost_step_may_still_write_is_not_used_before_the_runner_h
     assert world.answer("lost").reason is FinishReason.ERROR
     world.add("b", PROMPT)
     world.run()
-    assert made[1].num_read == 9
+    assert world.directory.num_read == 9
     assert world.answer("b").token_ids == oracle(PROMPT, 8)
 
 

@@ -131,6 +131,7 @@ class World:
             vocab_size=self.limits.vocab_size,
             fail_at=fail_at,
         )
+        self.directory: Any = None if directory is None else directory(self.runner)
         self.engine = Engine(
             limits=self.limits,
             cache_groups=groups,
@@ -142,7 +143,7 @@ class World:
             on_failure=on_failure,
             constraints=None if grammars is None else Constraints(grammars, self.runner),
             kv_events=kv_events,
-            directory=None if directory is None else directory(self.runner),
+            directory=self.directory,
             lora_store=lora_store,
             weight_store=weight_store,
         )

@@ -13,7 +13,7 @@ import pytest
 
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app.answer import Answer
-from nanoserve.entrypoints.app.generation import Generation, Piece
+from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.app.orders import Client, Conversation, Order, ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import Assembly
@@ -70,16 +70,6 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def text_of(turns: AsyncIterator[list[Piece]]) -> str:
     return "".join([piece.text async for pieces in turns for piece in pieces])
-
-
-async def text_of_all(generations: list[Generation]) -> list[str]:
-    """The answers to several prompts, read as one stream."""
-    answer = Answer(generations, keep=True)
-    async with answer.reading() as turns:
-        async for pieces in turns:
-            for piece in pieces:
-                answer.add(piece)
-    return [each.joined().text for each in answer.choices]
 
 
 async def test_a_place_is_kept_while_the_prompt_is_tokenized() -> None:

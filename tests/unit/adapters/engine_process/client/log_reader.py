@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import attrs
 
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.tracing.replay import Replay
+from nanoserve.entrypoints.app.traces.reader import TraceFile
 from nanoserve.ports.trace import Snapshot, StatusChange, TraceRecord, Turn
 
 FORMAT = JsonTraceFormat()
@@ -47,6 +50,14 @@ class LogReader:
     @property
     def turns(self) -> list[Turn]:
         return [each for each in self.records if isinstance(each, Turn)]
+
+
+def log_of(path: pathlib.Path) -> LogReader:
+    """A file's log, read to its end."""
+    reader = LogReader()
+    for record in TraceFile(str(path), FORMAT):
+        reader.note(record)
+    return reader
 
 
 def without_time(snapshot: Snapshot) -> Snapshot:

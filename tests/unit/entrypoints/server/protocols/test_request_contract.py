@@ -40,7 +40,6 @@ KINDS: Final = {
     MESSAGES: CreateMessage,
 }
 OPENAI: Final = (COMPLETIONS, CHAT)
-OTHERS: Final = (RESPONSES, MESSAGES)
 WIRE_NAMES: Final[dict[tuple[str, str], str]] = {
     (RESPONSES, "max_tokens"): "max_output_tokens",
     (MESSAGES, "stop"): "stop_sequences",
@@ -101,8 +100,6 @@ UNSUPPORTED: Final[dict[tuple[str, ...], list[tuple[Fields, str]]]] = {
         ({"priority": 2**40}, "priority"),
         ({"cache_salt": "s" * 257}, "cache_salt"),
     ],
-    (COMPLETIONS, RESPONSES, MESSAGES): [],
-    OTHERS: [],
     OPENAI: [
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
