@@ -34,7 +34,6 @@ from tests.unit.adapters.engine_process.client.engines import (
     pid_of,
     read,
     request,
-    run,
     scripted_engine,
     started,
     until,
@@ -66,8 +65,8 @@ async def serve_forty(engine: RemoteEngine) -> None:
     assert engine.status is EngineStatus.STOPPED
 
 
-def test_many_requests_are_answered() -> None:
-    run(serve_forty(scripted_engine(paranoid=True)))
+async def test_many_requests_are_answered() -> None:
+    await serve_forty(scripted_engine(paranoid=True))
 
 
 def test_under_uvloop_too() -> None:

@@ -38,21 +38,18 @@ def test_the_policy_sums_what_replicas_report_and_keeps_its_number_where_none_do
     assert scale_by_queue(SimpleNamespace(aggregated_metrics={}, target_num_replicas=3)) == (3, {})
 
 
-def test_the_directory_forgets_who_reports_no_more() -> None:
-    async def run() -> None:
-        now = 0.0
-        kept = Directory(lambda: now)
-        await kept.report(Entry("replica", "http://a"))
-        now = LIFETIME - 1
-        await kept.report(Entry("replica", "http://b"))
-        assert [each.address for each in await kept.listed()] == ["http://a", "http://b"]
-        now = LIFETIME + 1
-        assert await kept.listed() == [Entry("replica", "http://b")]
-
-    asyncio.run(run())
+async def test_the_directory_forgets_who_reports_no_more() -> None:
+    now = 0.0
+    kept = Directory(lambda: now)
+    await kept.report(Entry("replica", "http://a"))
+    now = LIFETIME - 1
+    await kept.report(Entry("replica", "http://b"))
+    assert [each.address for each in await kept.listed()] == ["http://a", "http://b"]
+    now = LIFETIME + 1
+    assert await kept.listed() == [Entry("replica", "http://b")]
 
 
-def test_a_directory_that_is_away_is_reported_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_directory_that_is_away_is_reported_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "INTERVAL", 0)
     entry, heard = Entry("replica", "http://a"), list[Entry]()
 
@@ -62,10 +59,7 @@ def test_a_directory_that_is_away_is_reported_to_again(monkeypatch: pytest.Monke
             raise RuntimeError("its actor has died")
         raise asyncio.CancelledError
 
-    async def run() -> None:
-        handle = SimpleNamespace(report=SimpleNamespace(remote=report))
-        with pytest.raises(asyncio.CancelledError):
-            await directory.keep_reporting(handle, entry)
-
-    asyncio.run(run())
+    handle = SimpleNamespace(report=SimpleNamespace(remote=report))
+    with pytest.raises(asyncio.CancelledError):
+        await directory.keep_reporting(handle, entry)
     assert heard == [entry] * 3

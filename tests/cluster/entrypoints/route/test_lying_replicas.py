@@ -57,23 +57,19 @@ def code(body: bytes) -> str:
 
 
 @pytest.mark.parametrize("status", [200, 400, 503])
-def test_of_an_answer_without_an_end_a_bounded_part_is_kept(status: int) -> None:
+async def test_of_an_answer_without_an_end_a_bounded_part_is_kept(status: int) -> None:
     body = Endless()
     world = World(saying(body, status), ok)
-
-    async def go() -> None:
-        await world.fleet.look()
-        answer = await world.ask()
-        assert (answer.status, code(answer.body)) == (502, "answer_too_large")
-        assert body.num_bytes == MOST_BYTES + len(PIECE)
-        assert body.is_closed
-        assert world.proxy.keeping.num_bytes == 0
-        assert (await world.ask()).status == 200
-
-    asyncio.run(go())
+    await world.fleet.look()
+    answer = await world.ask()
+    assert (answer.status, code(answer.body)) == (502, "answer_too_large")
+    assert body.num_bytes == MOST_BYTES + len(PIECE)
+    assert body.is_closed
+    assert world.proxy.keeping.num_bytes == 0
+    assert (await world.ask()).status == 200
 
 
-def test_many_answers_without_an_end_are_bounded_together_and_stop_no_usual_one(
+async def test_many_answers_without_an_end_are_bounded_together_and_stop_no_usual_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bounds, "MOST_TOGETHER", 4 * LEAST_BYTES)
@@ -82,19 +78,15 @@ def test_many_answers_without_an_end_are_bounded_together_and_stop_no_usual_one(
     fine = Endless(most=LEAST_BYTES)
     answers = itertools.chain(bodies, [fine])
     world = World(in_turn(answers))
-
-    async def go() -> None:
-        await world.fleet.look()
-        found = await asyncio.gather(*(world.ask() for _ in range(9)))
-        assert [each.status for each in found] == [502] * 8 + [200]
-        assert len(found[-1].body) == LEAST_BYTES
-
-    asyncio.run(go())
+    await world.fleet.look()
+    found = await asyncio.gather(*(world.ask() for _ in range(9)))
+    assert [each.status for each in found] == [502] * 8 + [200]
+    assert len(found[-1].body) == LEAST_BYTES
     assert max(held) <= 9 * (LEAST_BYTES + len(PIECE))
     assert world.proxy.keeping.num_bytes == 0
 
 
-def test_a_stream_without_an_end_or_a_line_s_end_is_taken_as_fast_as_it_is_read() -> None:
+async def test_a_stream_without_an_end_or_a_line_s_end_is_taken_as_fast_as_it_is_read() -> None:
     body = Endless()
     world = World(saying(body, kind=SSE["content-type"]))
     passed = []
@@ -121,35 +113,27 @@ def test_a_stream_without_an_end_or_a_line_s_end_is_taken_as_fast_as_it_is_read(
         "query_string": b"",
         "headers": [],
     }
-
-    async def go() -> None:
-        await world.fleet.look()
-        await asyncio.wait_for(world.proxy(scope, receive, send), PATIENCE)
-
-    asyncio.run(go())
+    await world.fleet.look()
+    await asyncio.wait_for(world.proxy(scope, receive, send), PATIENCE)
     assert body.num_bytes == 3 * len(PIECE)
     assert body.is_closed
 
 
-def test_health_and_tokens_without_an_end_are_no_answers() -> None:
+async def test_health_and_tokens_without_an_end_are_no_answers() -> None:
     bodies = [Endless(), Endless()]
     answers = iter(bodies)
     client = httpx.AsyncClient(transport=httpx.MockTransport(in_turn(answers)))
     fleet = Fleet(read_replicas(["http://a:1"]), RoutingTable("round-robin", 16), client, RouteSettings())
-
-    async def go() -> None:
-        await fleet.look()
-        assert not fleet.up
-        assert await token_ids(client, "http://a:1", "/v1/completions", [], {"prompt": "Once"}) is None
-
-    asyncio.run(go())
+    await fleet.look()
+    assert not fleet.up
+    assert await token_ids(client, "http://a:1", "/v1/completions", [], {"prompt": "Once"}) is None
     assert bodies[0].num_bytes <= 2 << 16
     assert bodies[1].num_bytes <= 1 << 25
     assert all(each.is_closed for each in bodies)
 
 
 @pytest.mark.parametrize("line", [b"x-padding: " + b"a" * 1000 + b"\r\n", b"a" * 1000], ids=["many", "one"])
-def test_headers_without_an_end_are_read_to_a_bound(line: bytes) -> None:
+async def test_headers_without_an_end_are_read_to_a_bound(line: bytes) -> None:
     """From a real socket: the bound is that of the client library."""
     sent, replicas = [0], list[asyncio.Task[None]]()
 
@@ -170,21 +154,18 @@ def test_headers_without_an_end_are_read_to_a_bound(line: bytes) -> None:
         finally:
             writer.close()
 
-    async def go() -> None:
-        server = await asyncio.start_server(lie, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        settings = RouteSettings(replica=(f"http://127.0.0.1:{port}",))
-        async with server, client_of(settings) as client:
-            fleet = Fleet(read_replicas(settings.replica), RoutingTable("round-robin", 16), client, settings)
-            await fleet.look()
-            assert fleet.up
-            world = World(ok)
-            world.fleet, world.proxy = fleet, Proxy(fleet, None, 4000)
-            answer = await asyncio.wait_for(world.ask(), PATIENCE)
-            assert (answer.status, code(answer.body)) == (503, "no_replica")
-            await asyncio.wait_for(asyncio.gather(*replicas), PATIENCE)
-
-    asyncio.run(go())
+    server = await asyncio.start_server(lie, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = RouteSettings(replica=(f"http://127.0.0.1:{port}",))
+    async with server, client_of(settings) as client:
+        fleet = Fleet(read_replicas(settings.replica), RoutingTable("round-robin", 16), client, settings)
+        await fleet.look()
+        assert fleet.up
+        world = World(ok)
+        world.fleet, world.proxy = fleet, Proxy(fleet, None, 4000)
+        answer = await asyncio.wait_for(world.ask(), PATIENCE)
+        assert (answer.status, code(answer.body)) == (503, "no_replica")
+        await asyncio.wait_for(asyncio.gather(*replicas), PATIENCE)
     assert 0 < sent[0] < MOST_BUFFERED
 
 
@@ -195,26 +176,18 @@ def test_what_is_kept_is_counted_until_it_is_let_go() -> None:
 
 
 @pytest.mark.parametrize("status", [199, 600, 999])
-def test_a_status_that_no_server_can_pass_on_is_no_answer(status: int) -> None:
+async def test_a_status_that_no_server_can_pass_on_is_no_answer(status: int) -> None:
     world = World(saying(Endless(most=1), status), ok)
-
-    async def go() -> None:
-        await world.fleet.look()
-        assert {(await world.ask()).status for _ in range(2)} == {200}
-
-    asyncio.run(go())
+    await world.fleet.look()
+    assert {(await world.ask()).status for _ in range(2)} == {200}
 
 
 @pytest.mark.parametrize("status", [204, 304])
-def test_an_answer_that_has_no_body_has_no_length(status: int) -> None:
+async def test_an_answer_that_has_no_body_has_no_length(status: int) -> None:
     """A server waits for as many bytes as it has announced."""
     headers = {"content-length": "3", "etag": "x"}
     world = World(lambda _: httpx.Response(status, headers=headers, stream=Endless(most=0)))
-
-    async def go() -> None:
-        await world.fleet.look()
-        answer = await world.ask()
-        assert answer.status == status
-        assert answer.headers == {"etag": "x"}
-
-    asyncio.run(go())
+    await world.fleet.look()
+    answer = await world.ask()
+    assert answer.status == status
+    assert answer.headers == {"etag": "x"}

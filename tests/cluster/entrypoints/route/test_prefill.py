@@ -101,14 +101,10 @@ def test_other_requests_go_where_they_are_answered(path: str, fields: dict[str, 
     assert world.asked == ["a"]
 
 
-def test_what_is_cached_where_it_is_decoded_is_not_computed_elsewhere() -> None:
+async def test_what_is_cached_where_it_is_decoded_is_not_computed_elsewhere() -> None:
     world = staged(ok)
-
-    async def twice() -> None:
-        for more in ("", "and then"):
-            await ask(world, prompt=LONG + more)
-
-    asyncio.run(twice())
+    for more in ("", "and then"):
+        await ask(world, prompt=LONG + more)
     assert world.asked == ["b", "a", "a"]
 
 

@@ -231,7 +231,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_as_its_protocol_writes_it(
         (streaming(b"data: 1\n\n", waits=True), ["a"], b'data: 1\n\ndata: {"error":', b"\n\n"),
     ],
 )
-def test_a_replica_that_says_nothing_any_more_loses_its_requests_after_so_many_looks(
+async def test_a_replica_that_says_nothing_any_more_loses_its_requests_after_so_many_looks(
     frozen: Server, asked: list[str], begin: bytes, end: bytes
 ) -> None:
     is_asked = asyncio.Event()
@@ -241,25 +241,23 @@ def test_a_replica_that_says_nothing_any_more_loses_its_requests_after_so_many_l
         return frozen(request)
 
     world = World(freeze, ok)
-
-    async def wait() -> Answered:
-        answer = asyncio.create_task(_ask(world))
-        await is_asked.wait()
-        for unwell in ({"a"}, {"a"}, set[str](), {"a"}, {"a"}):
-            world.unwell = unwell
-            await world.fleet.look()
-        assert world.fleet.replicas[0].requests == 1
+    answering = asyncio.create_task(_ask(world))
+    await is_asked.wait()
+    for unwell in ({"a"}, {"a"}, set[str](), {"a"}, {"a"}):
+        world.unwell = unwell
         await world.fleet.look()
-        return await answer
-
-    answer = asyncio.run(wait())
+    assert world.fleet.replicas[0].requests == 1
+    await world.fleet.look()
+    answer = await answering
     assert answer.is_whole
     assert answer.body.startswith(begin)
     assert answer.body.endswith(end)
     assert world.asked == asked
 
 
-def test_a_replica_that_goes_on_with_its_answers_keeps_them_though_it_is_silent_about_its_health() -> None:
+async def test_a_replica_that_goes_on_with_its_answers_keeps_them_though_it_is_silent_about_its_health() -> (
+    None
+):
     pieces: asyncio.Queue[bytes] = asyncio.Queue()
 
     class Coming(Pieces):
@@ -268,24 +266,20 @@ def test_a_replica_that_goes_on_with_its_answers_keeps_them_though_it_is_silent_
                 yield piece
 
     world = World(lambda _: httpx.Response(200, headers=SSE, stream=Coming()))
-
-    async def wait() -> Answered:
-        answer = asyncio.create_task(_ask(world))
-        for number in range(2 * RouteSettings().health_failures):
-            pieces.put_nowait(b"data: %d\n\n" % number)
-            for _ in range(20):
-                await asyncio.sleep(0)
-            world.unwell = {"a"}
-            await world.fleet.look()
-        pieces.put_nowait(b"")
-        return await answer
-
-    answer = asyncio.run(wait())
+    answering = asyncio.create_task(_ask(world))
+    for number in range(2 * RouteSettings().health_failures):
+        pieces.put_nowait(b"data: %d\n\n" % number)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        world.unwell = {"a"}
+        await world.fleet.look()
+    pieces.put_nowait(b"")
+    answer = await answering
     assert answer.is_whole
     assert b"error" not in answer.body
 
 
-def test_a_request_that_takes_its_time_to_end_is_given_up_once() -> None:
+async def test_a_request_that_takes_its_time_to_end_is_given_up_once() -> None:
     world = World(ok)
     (replica,) = world.fleet.replicas.values()
     may_end = asyncio.Event()
@@ -296,16 +290,13 @@ def test_a_request_that_takes_its_time_to_end_is_given_up_once() -> None:
         finally:
             await may_end.wait()
 
-    async def wait() -> None:
-        waiting = asyncio.create_task(replica.heard(ends_late()))
-        world.unwell = {"a"}
-        for _ in range(2 * RouteSettings().health_failures):
-            await world.fleet.look()
-        may_end.set()
-        with pytest.raises(httpx.ReadTimeout):
-            await waiting
-
-    asyncio.run(wait())
+    waiting = asyncio.create_task(replica.heard(ends_late()))
+    world.unwell = {"a"}
+    for _ in range(2 * RouteSettings().health_failures):
+        await world.fleet.look()
+    may_end.set()
+    with pytest.raises(httpx.ReadTimeout):
+        await waiting
 
 
 def test_a_stream_that_breaks_off_within_a_piece_is_cut_off() -> None:
@@ -321,20 +312,16 @@ def test_a_refusal_of_all_is_passed_on_and_none_to_ask_is_a_refusal_too() -> Non
     assert msgspec.json.decode(nobody.body)["error"]["code"] == "no_replica"
 
 
-def test_a_client_that_leaves_ends_its_request_at_the_replica() -> None:
+async def test_a_client_that_leaves_ends_its_request_at_the_replica() -> None:
     stream = Pieces(b"data: 1\n\n", waits=True)
     world = World(lambda _: httpx.Response(200, headers=SSE, stream=stream))
-
-    async def leave() -> None:
-        answer = await _ask(world, leaves=stream.is_read.wait())
-        assert not answer.is_whole
-
-    asyncio.run(leave())
+    answer = await _ask(world, leaves=stream.is_read.wait())
+    assert not answer.is_whole
     assert stream.is_closed
     assert world.fleet.replicas[0].requests == world.proxy.living == 0
 
 
-def test_a_replica_is_watched_on_whatever_a_look_at_it_raises() -> None:
+async def test_a_replica_is_watched_on_whatever_a_look_at_it_raises() -> None:
     world, raised = World(ok), asyncio.Event()
     answer, suspected = world._answer, world.fleet.replicas[0].suspected
 
@@ -345,17 +332,13 @@ def test_a_replica_is_watched_on_whatever_a_look_at_it_raises() -> None:
         raise RuntimeError("a cancel scope of another task")
 
     world.fleet.client = httpx.AsyncClient(transport=httpx.MockTransport(fail_once))
-
-    async def go() -> None:
-        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
-            watching = group.create_task(world.fleet.watch())
-            await raised.wait()
-            while not world.fleet.up:
-                suspected.set()
-                await asyncio.sleep(0)
-            watching.cancel()
-
-    asyncio.run(go())
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        watching = group.create_task(world.fleet.watch())
+        await raised.wait()
+        while not world.fleet.up:
+            suspected.set()
+            await asyncio.sleep(0)
+        watching.cancel()
 
 
 def test_keys_pass_and_headers_of_a_connection_do_not() -> None:
@@ -384,38 +367,30 @@ def test_keys_pass_and_headers_of_a_connection_do_not() -> None:
     assert not {"connection", "x-of-this-one"} & set(found.headers)
 
 
-def test_a_replica_that_is_away_gets_no_requests_until_it_is_back() -> None:
+async def test_a_replica_that_is_away_gets_no_requests_until_it_is_back() -> None:
     world = World(ok, ok)
-
-    async def go() -> None:
-        for world.unwell, wanted in ((set(), "ab"), ({"a"}, "bb"), (set(), "ab")):
-            await world.fleet.look()
-            world.asked = []
-            await world.ask()
-            await world.ask()
-            assert sorted(world.asked) == sorted(wanted)
-
-    asyncio.run(go())
-
-
-def test_a_conversation_stays_where_it_began_and_others_spread() -> None:
-    world = World(ok, ok, policy="lmetric")
-
-    async def go() -> None:
+    for world.unwell, wanted in ((set(), "ab"), ({"a"}, "bb"), (set(), "ab")):
         await world.fleet.look()
-        for number in range(24):  # by chance all at one replica: once in eight million
-            messages = [{"role": "user", "content": f"{number} foxes " * 40}]
-            world.asked = []
-            for _ in range(4):
-                await world.ask(msgspec.json.encode({"messages": messages}), path="/v1/chat/completions")
-                messages += [
-                    {"role": "assistant", "content": "So."},
-                    {"role": "user", "content": "And then?"},
-                ]
-            places.append(set(world.asked))
+        world.asked = []
+        await world.ask()
+        await world.ask()
+        assert sorted(world.asked) == sorted(wanted)
 
+
+async def test_a_conversation_stays_where_it_began_and_others_spread() -> None:
+    world = World(ok, ok, policy="lmetric")
     places: list[set[str]] = []
-    asyncio.run(go())
+    await world.fleet.look()
+    for number in range(24):  # by chance all at one replica: once in eight million
+        messages = [{"role": "user", "content": f"{number} foxes " * 40}]
+        world.asked = []
+        for _ in range(4):
+            await world.ask(msgspec.json.encode({"messages": messages}), path="/v1/chat/completions")
+            messages += [
+                {"role": "assistant", "content": "So."},
+                {"role": "user", "content": "And then?"},
+            ]
+        places.append(set(world.asked))
     assert all(len(each) == 1 for each in places)
     assert len(set.union(*places)) == 2
 
@@ -427,27 +402,23 @@ def test_other_sites_and_large_bodies_are_turned_away() -> None:
     assert asyncio.run(_ask(world, b"x" * 4001)).status == 413
 
 
-def test_health_and_metrics_are_the_routers_own() -> None:
+async def test_health_and_metrics_are_the_routers_own() -> None:
     world = World(ok, is_away)
-
-    async def go() -> None:
-        world.unwell = {"b"}
-        assert (await world.ask(path="/health")).status == 503
-        await world.fleet.look()
-        await world.ask()
-        health = await world.ask(path="/health")
-        assert health.status == 200
-        assert msgspec.json.decode(health.body)["replicas"] == {
-            "http://a:1": {"requests": 0},
-            "http://b:1": "refused",
-        }
-        lines = (await world.ask(path="/metrics")).body.decode().splitlines()
-        assert 'nanoserve:router_requests_total{outcome="answered",replica="http://a:1"} 1.0' in lines
-        assert 'nanoserve:router_replica_up{replica="http://b:1"} 0.0' in lines
-        world.proxy.is_draining = True
-        assert (await world.ask(path="/readyz")).status == 503
-
-    asyncio.run(go())
+    world.unwell = {"b"}
+    assert (await world.ask(path="/health")).status == 503
+    await world.fleet.look()
+    await world.ask()
+    health = await world.ask(path="/health")
+    assert health.status == 200
+    assert msgspec.json.decode(health.body)["replicas"] == {
+        "http://a:1": {"requests": 0},
+        "http://b:1": "refused",
+    }
+    lines = (await world.ask(path="/metrics")).body.decode().splitlines()
+    assert 'nanoserve:router_requests_total{outcome="answered",replica="http://a:1"} 1.0' in lines
+    assert 'nanoserve:router_replica_up{replica="http://b:1"} 0.0' in lines
+    world.proxy.is_draining = True
+    assert (await world.ask(path="/readyz")).status == 503
 
 
 @pytest.mark.parametrize("written", ["ftp://a", "http://a,0", "http://a,1,2,3", "http://a,x"])
@@ -463,30 +434,27 @@ def test_ports_of_events_stand_behind_a_replica() -> None:
     assert Counter(each.number for each in (plain, both)) == {0: 1, 1: 1}
 
 
-def test_replicas_come_and_go_while_others_answer() -> None:
-    async def run() -> None:
-        world = World(ok, ok)
-        fleet, (a, b) = world.fleet, ("http://a:1", "http://b:1")
-        fleet.replicas.clear()
-        watching = asyncio.create_task(fleet.watch())
-        fleet.adopt({a})
-        await fleet.look()
-        assert ((await world.ask()).status, world.asked) == (200, ["a"])
-        fleet.adopt({a, b})
-        await fleet.look()
-        fleet.adopt(set())  # a directory that has lost its memory changes nothing
-        assert sorted(each.url for each in fleet.replicas.values()) == [a, b]
-        world.unwell.add("a")
-        await fleet.look()
-        lost = next(each for each in fleet.replicas.values() if each.url == a)
-        for lost.requests in (1, 0):  # while it has some it is looked at, so that they can be given up
-            fleet.adopt({b})
-            assert (lost in fleet.replicas.values()) == bool(lost.requests)
-        assert [each.url for each in fleet.replicas.values()] == [b]
-        assert fleet._watching.keys() == fleet.replicas.keys()
-        await asyncio.gather(*(world.ask() for _ in range(3)))
-        assert world.asked[-3:] == ["b"] * 3
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-
-    asyncio.run(run())
+async def test_replicas_come_and_go_while_others_answer() -> None:
+    world = World(ok, ok)
+    fleet, (a, b) = world.fleet, ("http://a:1", "http://b:1")
+    fleet.replicas.clear()
+    watching = asyncio.create_task(fleet.watch())
+    fleet.adopt({a})
+    await fleet.look()
+    assert ((await world.ask()).status, world.asked) == (200, ["a"])
+    fleet.adopt({a, b})
+    await fleet.look()
+    fleet.adopt(set())  # a directory that has lost its memory changes nothing
+    assert sorted(each.url for each in fleet.replicas.values()) == [a, b]
+    world.unwell.add("a")
+    await fleet.look()
+    lost = next(each for each in fleet.replicas.values() if each.url == a)
+    for lost.requests in (1, 0):  # while it has some it is looked at, so that they can be given up
+        fleet.adopt({b})
+        assert (lost in fleet.replicas.values()) == bool(lost.requests)
+    assert [each.url for each in fleet.replicas.values()] == [b]
+    assert fleet._watching.keys() == fleet.replicas.keys()
+    await asyncio.gather(*(world.ask() for _ in range(3)))
+    assert world.asked[-3:] == ["b"] * 3
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)

@@ -32,7 +32,6 @@ from tests.unit.adapters.engine_process.client.engines import (
     pid_of,
     read,
     request,
-    run,
     scripted_engine,
     started,
 )
@@ -81,19 +80,16 @@ def test_a_start_that_fails_is_tried_again(refuse: Any, failures: int) -> None:
     assert refusing.tries == failures + 1
 
 
-def test_a_first_engine_that_cannot_be_started_at_once_serves_without_a_restart(refuse: Any) -> None:
-    async def check() -> None:
-        async with started(scripted_engine()) as engine:
-            assert (await read(engine.submit(request("a")))).ids
-            assert engine.restarts == 0
-
+async def test_a_first_engine_that_cannot_be_started_at_once_serves_without_a_restart(refuse: Any) -> None:
     refusing = refuse(1)
-    run(check())
+    async with started(scripted_engine()) as engine:
+        assert (await read(engine.submit(request("a")))).ids
+        assert engine.restarts == 0
     assert refusing.tries == 2
 
 
 @pytest.mark.parametrize("ends_before", [False, True])
-def test_a_process_that_prepares_meanwhile_becomes_the_first_engine_unless_it_has_ended(
+async def test_a_process_that_prepares_meanwhile_becomes_the_first_engine_unless_it_has_ended(
     *, ends_before: bool
 ) -> None:
     first = launching.launch(SCRIPTED)
@@ -101,27 +97,20 @@ def test_a_process_that_prepares_meanwhile_becomes_the_first_engine_unless_it_ha
     if ends_before:
         first.process.kill()
         first.process.wait()
-
-    async def check() -> None:
-        async with started(scripted_engine(first=first)) as engine:
-            assert (await read(engine.submit(request("a")))).ids
-            assert (pid_of(engine) == first.process.pid) is not ends_before
-            assert engine.restarts == 0
-
-    run(check())
+    async with started(scripted_engine(first=first)) as engine:
+        assert (await read(engine.submit(request("a")))).ids
+        assert (pid_of(engine) == first.process.pid) is not ends_before
+        assert engine.restarts == 0
     assert first.process.poll() is not None
 
 
-def test_a_process_that_prepares_and_ends_when_it_is_to_begin_is_followed_by_another() -> None:
-    async def check() -> None:
-        async with started(scripted_engine(first=launching.launch(ENDS_WHEN_ASKED))) as engine:
-            assert (await read(engine.submit(request("a")))).ids
-            assert engine.restarts == 0
-
-    run(check())
+async def test_a_process_that_prepares_and_ends_when_it_is_to_begin_is_followed_by_another() -> None:
+    async with started(scripted_engine(first=launching.launch(ENDS_WHEN_ASKED))) as engine:
+        assert (await read(engine.submit(request("a")))).ids
+        assert engine.restarts == 0
 
 
-def test_a_process_that_ends_before_it_is_told_to_prepare_is_no_failure(
+async def test_a_process_that_ends_before_it_is_told_to_prepare_is_no_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def launch_to_the_end(_command: object) -> launching.Launched:
@@ -130,14 +119,10 @@ def test_a_process_that_ends_before_it_is_told_to_prepare_is_no_failure(
         return launched
 
     monkeypatch.setattr(early, "launching", SimpleNamespace(launch=launch_to_the_end))
-
-    async def check() -> None:
-        with process.prepared_engine(EngineSettings(), in_process=False) as first:
-            async with started(scripted_engine(first=first)) as engine:
-                assert (await read(engine.submit(request("a")))).ids
-                assert engine.restarts == 0
-
-    run(check())
+    with process.prepared_engine(EngineSettings(), in_process=False) as first:
+        async with started(scripted_engine(first=first)) as engine:
+            assert (await read(engine.submit(request("a")))).ids
+            assert engine.restarts == 0
 
 
 def test_a_process_that_prepared_for_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,10 +223,10 @@ def test_an_engine_whose_parent_has_ended_before_imports_nothing() -> None:
     assert "import 'structlog'" not in done.stderr
 
 
-def test_an_engine_that_can_never_be_started_is_one_error(refuse: Any) -> None:
+async def test_an_engine_that_can_never_be_started_is_one_error(refuse: Any) -> None:
     refusing = refuse(float("inf"))
     with pytest.raises(EngineDiedError, match=r"it could not be started: \[Errno 14\] Bad address"):
-        run(scripted_engine().start())
+        await scripted_engine().start()
     assert refusing.tries == 3
 
 
@@ -252,7 +237,7 @@ def test_a_rank_that_can_never_be_started_is_one_error(refuse: Any) -> None:
     assert refusing.tries == 3
 
 
-def test_an_http_process_that_can_never_be_started_is_one_error(refuse: Any) -> None:
+async def test_an_http_process_that_can_never_be_started_is_one_error(refuse: Any) -> None:
     refusing = refuse(float("inf"))
     parts: Any = SimpleNamespace(
         engine=SimpleNamespace(status=EngineStatus.STARTING),
@@ -262,7 +247,7 @@ def test_an_http_process_that_can_never_be_started_is_one_error(refuse: Any) -> 
     keys = KeyRing(())
     workers = Workers(parts, keys, "", sharing=parts, counting=parts, app=parts, groups=[[]])
     with pytest.raises(StartError, match=r"cannot start an HTTP process: .*Bad address"):
-        run(workers.start())
+        await workers.start()
     assert refusing.tries == 3
 
 

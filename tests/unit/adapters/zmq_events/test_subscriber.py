@@ -76,30 +76,27 @@ async def published_until_seen(events: ZmqKVEvents, listener: Listener) -> None:
     raise AssertionError(listener.seen)
 
 
-def test_what_came_before_is_asked_for_and_a_restarted_engine_begins_anew() -> None:
-    async def go() -> None:
-        listener = Listener()
-        first = opened()
-        ports = port_of(first.endpoint), port_of(first.replay_endpoint)
-        for number in (1, 2):
-            first.publish(iter([stored(number)]))
-            first.send()
-        first.start()
-        subscriber = KVEventSubscriber(first.endpoint, first.replay_endpoint, listener.take)
-        reading = asyncio.create_task(subscriber.run())
-        await listener.until(1, 2)
-        await published_until_seen(first, listener)
-        first.close()
-        second = opened(*ports)
-        for number in range(7):  # more than the first one had, and more than are kept
-            second.publish(iter([stored(10 + number)]))
-            second.send()
-        second.start()
-        await listener.until(13, 14, 15, 16)
-        second.close()
-        reading.cancel()
-
-    asyncio.run(go())
+async def test_what_came_before_is_asked_for_and_a_restarted_engine_begins_anew() -> None:
+    listener = Listener()
+    first = opened()
+    ports = port_of(first.endpoint), port_of(first.replay_endpoint)
+    for number in (1, 2):
+        first.publish(iter([stored(number)]))
+        first.send()
+    first.start()
+    subscriber = KVEventSubscriber(first.endpoint, first.replay_endpoint, listener.take)
+    reading = asyncio.create_task(subscriber.run())
+    await listener.until(1, 2)
+    await published_until_seen(first, listener)
+    first.close()
+    second = opened(*ports)
+    for number in range(7):  # more than the first one had, and more than are kept
+        second.publish(iter([stored(10 + number)]))
+        second.send()
+    second.start()
+    await listener.until(13, 14, 15, 16)
+    second.close()
+    reading.cancel()
 
 
 def test_without_a_replay_port_a_gap_clears_what_is_known() -> None:
@@ -155,7 +152,9 @@ def test_a_batch_that_is_too_deep_is_left_out() -> None:
     assert not listener.seen
 
 
-def test_what_fails_once_is_forgotten_and_read_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_fails_once_is_forgotten_and_read_from_the_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(subscribing, "_PAUSE_SECONDS", 0.0)
     listener = Listener()
     failures = [ValueError("not enough values to unpack")]
@@ -166,20 +165,17 @@ def test_what_fails_once_is_forgotten_and_read_from_the_beginning(monkeypatch: p
             raise failures.pop()
         listener.take(came)
 
-    async def go() -> None:
-        publisher = opened()
-        for number in (1, 2):
-            publisher.publish(iter([stored(number)]))
-            publisher.send()
-        publisher.start()
-        subscriber = KVEventSubscriber(publisher.endpoint, publisher.replay_endpoint, take)
-        reading = asyncio.create_task(subscriber.run())
-        seen = await listener.until(1, 2)
-        assert [each for each in seen if isinstance(each, BlockStored)] == [stored(1), stored(1), stored(2)]
-        reading.cancel()
-        publisher.close()
-
-    asyncio.run(go())
+    publisher = opened()
+    for number in (1, 2):
+        publisher.publish(iter([stored(number)]))
+        publisher.send()
+    publisher.start()
+    subscriber = KVEventSubscriber(publisher.endpoint, publisher.replay_endpoint, take)
+    reading = asyncio.create_task(subscriber.run())
+    seen = await listener.until(1, 2)
+    assert [each for each in seen if isinstance(each, BlockStored)] == [stored(1), stored(1), stored(2)]
+    reading.cancel()
+    publisher.close()
 
 
 @pytest.mark.parametrize("as_arrays", [False, True])

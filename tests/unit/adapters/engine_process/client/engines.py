@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import attrs
@@ -27,15 +27,9 @@ from tests.patience import PATIENCE
 from tests.unit.adapters.engine_process.host import scripted_host
 from tests.unit.adapters.engine_process.host.scripted_host import VOCAB
 
-ResultT = TypeVar("ResultT")
 RemoteEngine = KeptEngine[Supervisor]
 EngineT = TypeVar("EngineT", bound=EngineClient)
 SCRIPTED = (sys.executable, "-m", scripted_host.__name__)
-
-
-def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a test's coroutine; one that hangs fails."""
-    return asyncio.run(asyncio.wait_for(work, 2 * PATIENCE))
 
 
 def scripted_engine(**options: Any) -> RemoteEngine:

@@ -348,7 +348,7 @@ def test_every_refusal_has_its_counter() -> None:
     assert codes == set(limits.REFUSALS)
 
 
-def test_requests_that_come_together_begin_one_after_the_other() -> None:
+async def test_requests_that_come_together_begin_one_after_the_other() -> None:
     """Each has done what takes two turns of the loop before the next one begins, and other callbacks get turns between them; who left is passed over."""
     seen: list[str] = []
 
@@ -357,18 +357,15 @@ def test_requests_that_come_together_begin_one_after_the_other() -> None:
         await asyncio.sleep(0)
         seen.append(f"{scope['name']} is handed over")
 
-    async def come_together() -> None:
-        app: Any = limits.Pacing(serve)
-        tasks = [asyncio.create_task(app({"name": name}, None, None)) for name in "abcd"]
+    app: Any = limits.Pacing(serve)
+    tasks = [asyncio.create_task(app({"name": name}, None, None)) for name in "abcd"]
+    await asyncio.sleep(0)
+    tasks[2].cancel()
+    for _ in range(6):
+        seen.append("|")
         await asyncio.sleep(0)
-        tasks[2].cancel()
-        for _ in range(6):
-            seen.append("|")
-            await asyncio.sleep(0)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await app({"name": "late"}, None, None)
-
-    asyncio.run(come_together())
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await app({"name": "late"}, None, None)
     assert [each for each in seen if each != "|"] == [
         f"{name} {what}" for name in ("a", "b", "d", "late") for what in ("begins", "is handed over")
     ]

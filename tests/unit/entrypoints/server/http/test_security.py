@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -204,13 +203,8 @@ def test_every_route_names_all_its_methods_and_takes_no_other() -> None:
                 assert set(refused.headers["allow"].split(", ")) == taken, path
 
 
-def test_the_port_for_scrapers_answers_metrics_without_a_key_and_nothing_else(world: AppWorld) -> None:
+async def test_the_port_for_scrapers_answers_metrics_without_a_key_and_nothing_else(world: AppWorld) -> None:
     transport = httpx.ASGITransport(cast("Any", make_metrics_app(world.server)))
-
-    async def statuses() -> list[int]:
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            return [
-                (await client.get(path)).status_code for path in ("/metrics", "/v1/models", "/server_info")
-            ]
-
-    assert asyncio.run(statuses()) == [200, 401, 401]
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        for path, status in (("/metrics", 200), ("/v1/models", 401), ("/server_info", 401)):
+            assert (await client.get(path)).status_code == status

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from nanoserve.entrypoints.server.workers.relay import Relay, RelayedApp
-from tests.patience import PATIENCE
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 SCOPE: Any = {
@@ -27,10 +26,6 @@ SCOPE: Any = {
     "server": None,
     "state": {"ours": object()},
 }
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, PATIENCE))
 
 
 @contextlib.asynccontextmanager
@@ -67,7 +62,7 @@ async def ignore(_message: Any) -> None:
     """A client that reads and says nothing of it."""
 
 
-def test_all_of_a_request_and_of_its_answer_arrives() -> None:
+async def test_all_of_a_request_and_of_its_answer_arrives() -> None:
     scopes: list[Any] = []
     got: list[Any] = []
     said: list[Any] = []
@@ -82,16 +77,13 @@ def test_all_of_a_request_and_of_its_answer_arrives() -> None:
     async def send(message: Any) -> None:
         said.append(message)
 
-    async def work() -> None:
-        parts = [
-            {"type": "http.request", "body": b"one", "more_body": True},
-            {"type": "http.request", "body": b"two", "more_body": False},
-        ]
-        async with relayed(app) as relay:
-            await relay(SCOPE, client(*parts), send)
-        assert got == parts
-
-    run(work())
+    parts = [
+        {"type": "http.request", "body": b"one", "more_body": True},
+        {"type": "http.request", "body": b"two", "more_body": False},
+    ]
+    async with relayed(app) as relay:
+        await relay(SCOPE, client(*parts), send)
+    assert got == parts
     assert {**scopes[0], "state": None, "asgi": None} == {**SCOPE, "state": None, "asgi": None}
     assert scopes[0]["state"] == {}
     assert said[0]["status"] == 200
@@ -99,7 +91,7 @@ def test_all_of_a_request_and_of_its_answer_arrives() -> None:
     assert said[1]["body"] == bytes(300_000)
 
 
-def test_an_answer_arrives_whole_though_the_request_comes_behind_its_end() -> None:
+async def test_an_answer_arrives_whole_though_the_request_comes_behind_its_end() -> None:
     said: list[int] = []
     ended, asked = asyncio.Event(), asyncio.Event()
 
@@ -121,30 +113,24 @@ def test_an_answer_arrives_whole_though_the_request_comes_behind_its_end() -> No
         await some_turns()
         said.append(len(message["body"]))
 
-    async def work() -> None:
-        async with relayed(app) as relay:
-            await relay(SCOPE, receive, send)
-
-    run(work())
+    async with relayed(app) as relay:
+        await relay(SCOPE, receive, send)
     assert said == [50_000] * 3
 
 
-def test_a_client_that_leaves_is_noticed_where_it_is_answered() -> None:
+async def test_a_client_that_leaves_is_noticed_where_it_is_answered() -> None:
     seen = asyncio.Event()
 
     async def app(_scope: Any, receive: Any, _send: Any) -> None:
         assert (await receive())["type"] == "http.disconnect"
         seen.set()
 
-    async def work() -> None:
-        async with relayed(app) as relay:
-            await relay(SCOPE, client({"type": "http.disconnect"}), ignore)
-            await seen.wait()
-
-    run(work())
+    async with relayed(app) as relay:
+        await relay(SCOPE, client({"type": "http.disconnect"}), ignore)
+        await seen.wait()
 
 
-def test_a_process_that_has_lost_a_client_is_noticed_where_it_is_answered() -> None:
+async def test_a_process_that_has_lost_a_client_is_noticed_where_it_is_answered() -> None:
     seen, begun = asyncio.Event(), asyncio.Event()
 
     async def app(_scope: Any, receive: Any, _send: Any) -> None:
@@ -152,17 +138,14 @@ def test_a_process_that_has_lost_a_client_is_noticed_where_it_is_answered() -> N
         assert (await receive())["type"] == "http.disconnect"
         seen.set()
 
-    async def work() -> None:
-        async with relayed(app) as relay:
-            asking = asyncio.ensure_future(relay(SCOPE, client(), ignore))
-            await begun.wait()
-            asking.cancel()
-            await seen.wait()
-
-    run(work())
+    async with relayed(app) as relay:
+        asking = asyncio.ensure_future(relay(SCOPE, client(), ignore))
+        await begun.wait()
+        asking.cancel()
+        await seen.wait()
 
 
-def test_a_client_that_reads_slowly_holds_back_who_answers() -> None:
+async def test_a_client_that_reads_slowly_holds_back_who_answers() -> None:
     messages, size = 1000, 64 << 10
     sent = received = 0
     reads = asyncio.Event()
@@ -178,25 +161,19 @@ def test_a_client_that_reads_slowly_holds_back_who_answers() -> None:
         await reads.wait()
         received += 1
 
-    async def work() -> None:
-        async with relayed(app) as relay:
-            asking = asyncio.ensure_future(relay(SCOPE, client(), send))
-            for _ in range(20_000):
-                await asyncio.sleep(0)
-            assert 0 < sent < messages // 10
-            reads.set()
-            await asking
-        assert received == sent == messages
-
-    run(work())
+    async with relayed(app) as relay:
+        asking = asyncio.ensure_future(relay(SCOPE, client(), send))
+        for _ in range(20_000):
+            await asyncio.sleep(0)
+        assert 0 < sent < messages // 10
+        reads.set()
+        await asking
+    assert received == sent == messages
 
 
-def test_an_answer_that_fails_ends_the_connection() -> None:
+async def test_an_answer_that_fails_ends_the_connection() -> None:
     async def app(_scope: Any, _receive: Any, _send: Any) -> None:
         raise ValueError("a bug")
 
-    async def work() -> None:
-        async with relayed(app) as relay:
-            await relay(SCOPE, client(), ignore)
-
-    run(work())
+    async with relayed(app) as relay:
+        await relay(SCOPE, client(), ignore)
