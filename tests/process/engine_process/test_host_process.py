@@ -8,17 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 
 from nanoserve.adapters.engine_process.host import process
 from nanoserve.adapters.engine_process.wire import codec
 from nanoserve.ports.engine_link import Abort, Began, Command, Failed, Prepare, Prepared, Ready, Report, Start
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
+from tests.unit.adapters.engine_process.client.engines import is_alive
 from tests.unit.adapters.engine_process.host import scripted_host
 
 HOST = [sys.executable, "-m", scripted_host.__name__]
@@ -67,17 +65,6 @@ class Host:
         finally:
             self.process.kill()
             self.socket.close()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def has_ended(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("prepared", [False, True])
@@ -176,7 +163,7 @@ def test_it_dies_with_its_parent_even_in_a_step_that_never_ends_and_so_does_a_sp
     with parent.stdout:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2
-    assert not any(has_ended(pid) for pid in pids)
+    assert all(is_alive(pid) for pid in pids)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait(PATIENCE)
-    wait_until(lambda: all(has_ended(pid) for pid in pids))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))

@@ -21,6 +21,7 @@ from tests.process.engine_process.hand_watch import HandWatch, replace_stuck
 from tests.unit.adapters.engine_process.client.engines import (
     Answer,
     expected,
+    pid_of,
     request,
     scripted_engine,
     started,
@@ -95,11 +96,6 @@ async def opened(engine: EngineClient | None = None, *, with_words: bool = False
     finally:
         feed.close()
         await asyncio.gather(*(each.task for each in world.readings), return_exceptions=True)
-
-
-def pid_of(engine: EngineClient) -> int:
-    assert engine.facts is not None
-    return engine.facts.pid
 
 
 @pytest.mark.parametrize("kind", ["remote", "local"])

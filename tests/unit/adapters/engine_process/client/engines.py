@@ -62,7 +62,7 @@ async def until(condition: Callable[[], object], what: str = "it") -> None:
         await asyncio.sleep(0.005)
 
 
-def pid_of(engine: RemoteEngine) -> int:
+def pid_of(engine: EngineClient) -> int:
     assert engine.facts is not None
     return engine.facts.pid
 
