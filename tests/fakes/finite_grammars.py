@@ -139,6 +139,34 @@ class FiniteGrammars:
         return mask
 
 
+class Slowly:
+    """A worker's result that is there after so many looks."""
+
+    def __init__(self, inner: Pending[Grammar], looks: int) -> None:
+        self._inner, self._looks = inner, looks
+
+    def done(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+    def result(self) -> Grammar:
+        return self._inner.result()
+
+    def cancel(self) -> bool:
+        return False
+
+
+class SlowlyCompiledGrammars(FiniteGrammars):
+    """Each takes three looks longer than the one before."""
+
+    looks = 0
+
+    def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:
+        """It is looked at before every step."""
+        self.looks += 3
+        return Slowly(super().compile(constraint, client), self.looks)
+
+
 class HeldGrammars(FiniteGrammars):
     """Masks of held answers come late: each is there once its answer is let go.
 

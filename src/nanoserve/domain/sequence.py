@@ -59,6 +59,7 @@ class Sequence:
         max_total_tokens: the length at which it ends; of one that is pooled a length that it never reaches.
         stop_ids: tokens that end it, from `min_total_tokens` tokens on.
         row: its device row while running.
+        awaits_grammar: whether its newest token is not computed yet, as nobody knows what may come behind it.
         block_tables: per cache group, the blocks of its tokens, or its one live state; empty unless running.
         snapshots: by recurrent cache group, the newest kept copy of its state; empty unless running.
         junction, lost_tokens: what its groups of one kind did not keep of a prefix that all others have (`States.note_lost`).
@@ -86,6 +87,7 @@ class Sequence:
     hash_root: BlockHash | None = None
     phase: Phase = Phase.WAITING
     row: int | None = None
+    awaits_grammar: bool = False
     block_tables: tuple[list[int], ...] = ()
     snapshots: dict[int, int] = attrs.field(factory=dict)
     junction: int = 0

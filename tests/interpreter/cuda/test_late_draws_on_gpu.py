@@ -17,7 +17,13 @@ from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.grammar import MOST_DRAFTED, Constraint
 from nanoserve.ports.sampling import SamplingParams
-from tests.fakes.finite_grammars import KIND, FiniteGrammars, SeatedGrammars, TardyGrammars
+from tests.fakes.finite_grammars import (
+    KIND,
+    FiniteGrammars,
+    SeatedGrammars,
+    SlowlyCompiledGrammars,
+    TardyGrammars,
+)
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
 from tests.served import Answer, Served
 from tests.tiny_spec import TINY
@@ -82,6 +88,17 @@ def test_the_same_answers_at_another_depth_and_cramped() -> None:
 def test_the_same_answers_where_masks_are_late(special: bool) -> None:
     """A row that is not drawn has neither its token nor what penalties would count of it."""
     found = answers(FREE | BOUND, special=special, grammars=TardyGrammars(TINY.vocab_size, LANGUAGES))
+    assert found == answers(FREE | BOUND, special=special)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("special", [False, True])
+def test_the_same_answers_where_prompts_are_read_before_their_grammars_are_there(
+    special: bool, depth: int
+) -> None:
+    """Their first step decodes the newest token of a prompt."""
+    slow = SlowlyCompiledGrammars(TINY.vocab_size)
+    found = answers(FREE | BOUND, special=special, depth=depth, grammars=slow)
     assert found == answers(FREE | BOUND, special=special)
 
 

@@ -78,7 +78,8 @@ class KVCache:
         sequence.junction, sequence.lost_tokens = 0, {}
         if sequence.hash_root is None or sequence.computes_all:
             return 0
-        hashes = self.hashes(sequence, (len(sequence.token_ids) - 1) // self.block_size)
+        count = len(sequence.token_ids) - sequence.awaits_grammar
+        hashes = self.hashes(sequence, (count - 1) // self.block_size)
         pools = zip(self.laws, self.allocators, strict=True)
         lengths = [law.reusable(hashes, pool.find) for law, pool in pools]
         shared = max(set.intersection(*lengths))
@@ -88,7 +89,7 @@ class KVCache:
 
     def chunk_end(self, sequence: Sequence, start: int, most: int) -> int:
         """Where a chunk of at most `most` tokens from `start` on ends; at `start` where it must be whole and is longer."""
-        end = min(start + most, len(sequence.token_ids))
+        end = min(start + most, len(sequence.token_ids) - sequence.awaits_grammar)
         if self.keeps_nothing:
             return end if end == len(sequence.token_ids) else start
         return self.states.cut(sequence, start, end) if self.has_states else end

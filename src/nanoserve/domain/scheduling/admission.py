@@ -81,7 +81,8 @@ def expand_request(
         stop_ids |= request.eos_token_ids
     deterministic = params.deterministic and not limits.deterministic
     # A state cannot go back; a mask follows verified tokens; of what is written down none may be taken back; wide steps count tokens of each row.
-    goes_back = not (has_states or request.constraint or request.routed_experts or limits.max_width > 1)
+    is_plain = not (has_states or limits.max_width > 1)
+    goes_back = is_plain and not (request.constraint or request.routed_experts)
     longest = _max_total_tokens(request, limits)
     root = hash_root(
         request,
@@ -104,6 +105,7 @@ def expand_request(
             stop_ids=stop_ids,
             token_ids=list(request.prompt_token_ids),
             hash_root=root,
+            awaits_grammar=request.constraint is not None and num_prompt > 1 and is_plain,
             decode_end=longest,
             is_deterministic=deterministic,
             most_unverified=min(limits.most_unverified, limits.max_num_batched_tokens - 1) * goes_back,

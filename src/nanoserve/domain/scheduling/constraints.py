@@ -3,8 +3,8 @@
 A matcher advances only when a token is committed. So it never goes back: tokens that a failed step or a preemption loses were not
 consumed, and tokens that are computed again are drawn under the same mask.
 
-Workers may take their time over a grammar or over a mask. Whoever needs it waits meanwhile, and no other sequence does:
-before its grammar is ready a sequence stands in no line of the queue; one whose mask is late sits out on its row.
+Workers may take their time over a grammar or over a mask. Whoever needs it waits meanwhile, and no other sequence does. One whose mask is late sits out
+on its row, and so does one whose grammar is not ready, once its prompt is read but for the newest token. Where others want the row, it stands in no line.
 
 In a wide step (`ports/step.py`) rows have drafts: what the grammar leaves no choice of as text, and what n-grams guess behind that. A model
 may still cut such a text into other tokens, so these are drafts like others, and each place of theirs has its own mask.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -98,17 +98,19 @@ class Constraints:
             raise BadValueError("constraint", "needs an end-of-sequence id that is not ignored")
         try:
             grammar = self._grammars.compile(constraint, request.client)
-            if not grammar.done():
-                self.compiling.update(dict.fromkeys(family, grammar))
-                return False
+            is_there = grammar.done()
             for sequence in family:
-                self._start(sequence, grammar.result())
+                if is_there:
+                    self._start(sequence, grammar.result())
+                else:
+                    self.compiling[sequence] = grammar
         except BadValueError as error:  # grammars name the kind of constraint
             raise BadValueError("constraint", str(error).removeprefix(AT_FAULT)) from None
-        return True
+        return is_there
 
     def _start(self, sequence: Sequence, grammar: Grammar) -> None:
         self.matchers[sequence] = matcher = grammar.matcher()
+        sequence.awaits_grammar = False
         request = sequence.request
         if request.constraint is not None and request.constraint.after:
             self._free.add(sequence)
@@ -130,23 +132,21 @@ class Constraints:
         """True if the sequence waits for a worker."""
         return sequence in self.late or sequence in self.compiling
 
-    def arrivals(self) -> list[tuple[Sequence, str | None]]:
+    def arrivals(self) -> Iterator[tuple[Sequence, str | None]]:
         """The sequences whose worker is done, with the error of their grammar, if there is one."""
-        arrived: list[tuple[Sequence, str | None]] = []
         for sequence, matcher in list(self.late.items()):
             if self._grammars is not None and self._grammars.is_ready(matcher):
                 del self.late[sequence]
-                arrived.append((sequence, None))
+                yield sequence, None
         for sequence, grammar in list(self.compiling.items()):
             if grammar.done():
                 del self.compiling[sequence]
                 try:
                     self._start(sequence, grammar.result())
                 except Exception as error:  # noqa: BLE001 - grammars are foreign: they may raise anything
-                    arrived.append((sequence, _reason(error)))
+                    yield sequence, _reason(error)
                 else:
-                    arrived.append((sequence, None))
-        return arrived
+                    yield sequence, None
 
     def rest(self) -> bool:
         """Wait a moment for the workers; whether there is something to wait for."""

@@ -9,6 +9,7 @@ from nanoserve.domain.scheduling.draft import Draft
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
 from nanoserve.domain.scheduling.steps import InFlightStep
+from nanoserve.domain.sequence import Sequence
 
 CROWD: Final = 128
 _LEAST: Final = 1280
@@ -25,11 +26,11 @@ AFTERWARDS: Final = 0.1
 
 
 class PromptShares:
-    """The prompts' shares of a scheduler's steps. Deferred sequences, such as those of batches, use what others leave."""
+    """The prompts' shares of a scheduler's steps, with their `budget` under a bound of time. Deferred sequences, such as those of batches, use what others leave."""
 
     def __init__(self, limits: Limits, table: SequenceTable) -> None:
         self._limits, self._table, itl = limits, table, limits.max_itl
-        self._budget = None if itl is None else ChunkBudget(max_itl=itl, floor=limits.block_size)
+        self.budget = None if itl is None else ChunkBudget(max_itl=itl, floor=limits.block_size)
         self._last_answered = -math.inf
 
     def tokens(self, draft: Draft) -> int:
@@ -38,9 +39,9 @@ class PromptShares:
         least = draft.invariant * (limits.most_unverified + 1)
         left = limits.max_num_batched_tokens - draft.width * num_decoding
         left = min(left, self._most_beside(self._table.decoding.num_streamed))
-        if self._budget is None:
+        if self.budget is None:
             return left
-        return max(self._budget.allowance(left, num_decoding), min(left, least))
+        return max(self.budget.allowance(left, num_decoding), min(left, least))
 
     def _most_beside(self, streamed: int) -> int:
         """The most tokens that prompts have beside so many sequences whose tokens are read when they come.
@@ -73,11 +74,6 @@ class PromptShares:
             tokens -= 0 if sequence.is_deferred else len(sequence.token_ids)
         return tokens < 0
 
-    def observe(self, flight: InFlightStep, last_commit: float, now: float) -> None:
-        """Learn from a step that is committed now."""
-        if self._budget is not None:
-            self._budget.observe_step(flight, last_commit, now)
-
     def make_way(self, draft: Draft, now: float) -> None:
         """Preempt deferred sequences that are too many beside those that are being answered, will be or just were."""
         rows, first = self._table.rows, self._table.next_in_line()
@@ -87,6 +83,20 @@ class PromptShares:
         rows.has_answers = now < self._last_answered + AFTERWARDS
         while rows.has_too_many_deferred():
             self._table.preempt(rows.youngest(), draft)
+
+    def make_room(self, sequence: Sequence, draft: Draft) -> bool:
+        """Preempt one without a grammar yet, or a deferred one, for one that waits; without its own that leaves the line instead. False if there is none."""
+        table, rows = self._table, self._table.rows
+        idle = (each for each in table.constraints.compiling if each.row is not None)
+        victim = next((each for each in idle if each.last_step < draft.step), None)
+        if sequence.awaits_grammar:
+            table.waiting.pop(sequence)
+            table.hold(sequence)
+        elif victim or (rows.has_deferred and not sequence.is_deferred):
+            table.preempt(victim or rows.youngest(), draft)
+        else:
+            return False
+        return True
 
     def tokens_of_deferred(self, draft: Draft, left: int) -> int:
         """The number of a step's `left` tokens that deferred prompts may have."""

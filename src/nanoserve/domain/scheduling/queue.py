@@ -105,9 +105,8 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         """Put a waiting or preempted sequence into its queue."""
-        name = sequence.request.request_class
-        self._lines[name].push(sequence.order, sequence)
-        self._lengths[name] += 1
+        self.hold_back(sequence)
+        self.let_go(sequence)
 
     def hold_back(self, sequence: Sequence) -> None:
         """Count a sequence as waiting before it may be queued."""
@@ -132,8 +131,7 @@ class WaitingQueue:
         """Remove a sequence from its queue: fast if `head` returned it, else at O(n)."""
         name = sequence.request.request_class
         line = self._lines[name]
-        entry = line.peek()
-        if entry and entry[1] is sequence:
+        if (entry := line.peek()) and entry[1] is sequence:
             line.pop()
         else:
             line.remove(sequence)

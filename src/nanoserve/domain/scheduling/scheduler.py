@@ -89,8 +89,7 @@ class Scheduler:
         if self.constraints.compiling or self.constraints.late or self.cache.tiers is not None:
             self._let_arrived_go()
         width = 1 if drafter is None else drafter.choose_width()
-        is_settled = table.is_settled and not self.cache.naming.exchanged
-        if width and is_settled and not table.decoding.has_date(width):
+        if width and table.is_settled and not (self.cache.naming.exchanged or table.decoding.has_date(width)):
             return self._repeat(width, now)
         if not width or (self.suspects and self.flights):
             return None
@@ -182,14 +181,14 @@ class Scheduler:
             draft.copy(self.cache.states.take(sequence, start, decoding=False))
         self.cache.naming.give(sequence, start, end, draft.step)
         chunk = draft.compute(sequence, start, end)
-        if chunk.is_last:
+        if end + sequence.awaits_grammar == len(sequence.token_ids):
             self.table.prefilling.remove(sequence)
         return chunk.length
 
     def _admit(self, draft: Draft, left: int, now: float, *, deferred: bool) -> int:
         """Give rows to those that wait, and compute their first chunks; returns the tokens that are left."""
         table, rows, cache = self.table, self.table.rows, self.cache
-        while left > 0 and (rows.free or (rows.has_deferred and not deferred)):
+        while left > 0 and (rows.free or self.constraints.compiling or (rows.has_deferred and not deferred)):
             sequence = table.next_in_line()
             if sequence is None or not table.may_sit(sequence, draft.step, self.committed_step):
                 break
@@ -205,9 +204,8 @@ class Scheduler:
                 break
             spare = self._spare if rows.running else [0] * len(self._spare)
             if not rows.free or not cache.can_admit(sequence, shared, chunk_end, spare=spare):
-                if deferred or not rows.has_deferred:
+                if not self._shares.make_room(sequence, draft):
                     break
-                table.preempt(rows.youngest(), draft)  # which makes way
                 continue
             tiers = None if self.suspects else cache.tiers
             if tiers and (run := tiers.worth_fetching(sequence, shared)):
@@ -255,7 +253,8 @@ class Scheduler:
         Sequences that end by a stop id or by length are finished here; tokens computed for one after its end are dropped.
         """
         flight, now, drafter = self.flights.pop(0), self._clock.now(), self.speculation
-        self._shares.observe(flight, self.last_commit, now)
+        if self._shares.budget is not None:
+            self._shares.budget.observe_step(flight, self.last_commit, now)
         self.last_commit = now
         self.committed_step = flight.plan.step
         self._note_written(flight, result, now)

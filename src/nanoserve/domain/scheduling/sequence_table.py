@@ -62,13 +62,13 @@ class SequenceTable:
         return self.rows.has_deferred or self.waiting.length(DEFERRED_CLASS) > 0
 
     def add(self, sequences: list[Sequence], *, may_start: bool) -> None:
-        """Queue a request's sequences if they `may_start`, else hold them back."""
+        """Queue a request's sequences if they `may_start`, or if there are rows that nobody else wants, to be read meanwhile; else hold them back."""
         if sequences[0].lora:
             self.loras.accept(sequences)
         self.requests[sequences[0].request.request_id] = sequences
         for sequence in sequences:
             self.deadlines.watch(sequence)
-            if may_start:
+            if may_start or (sequence.awaits_grammar and len(self.waiting) < len(self.rows.free)):
                 self.waiting.push(sequence)
             else:
                 self.hold(sequence)

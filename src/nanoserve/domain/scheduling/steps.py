@@ -205,9 +205,7 @@ class InFlightStep:
         not verified, each is looked at: what was computed for it is dropped.
         """
         rows, logprobs = self.plan.sampling_rows, result.logprobs
-        scores: Iterable[TokenLogprobs | None] = [None] * len(rows)
-        if logprobs:
-            scores = [logprobs.get(row, NO_SCORE)[0] for row in rows]
+        scores = [logprobs.get(row, NO_SCORE)[0] for row in rows] if logprobs else [None] * len(rows)
         progress = list(zip(self.sampling, result.token_ids, scores, strict=True))
         decoding = self.decoding
         if self.chunks or self.plan.masked or decoding.has_unverified or self.plan.step <= cut_short_at:

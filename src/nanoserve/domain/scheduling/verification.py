@@ -169,6 +169,7 @@ class Verification:
             if sequence.decode_end <= known:
                 self.verify(sequence)
                 return
+        table.is_settled = False
         table.decoding.join(sequence)
 
     def _window_of(self, sequence: Sequence) -> int:
