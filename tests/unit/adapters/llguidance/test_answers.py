@@ -118,7 +118,7 @@ def answers(
         found[str(number)] = Answer()
     while served.engine.has_work:
         served.turn(found)
-    assert served.has_preempted == (num_blocks < 100)
+    assert served.has_preempted or num_blocks >= 100  # some may also make way before they have a grammar
     assert grammars is None or served.engine.state().late_masks
     assert not served.engine.scheduler.constraints.matchers
     return list(found.values())
