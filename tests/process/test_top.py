@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 import pytest
 
 from nanoserve.entrypoints.cli.main import run_command
+from tests.http_thread import Answering, answering
 from tests.patience import PATIENCE
 from tests.ports import reserved_port
 from tests.process.command import error_line, run, started
@@ -25,24 +25,12 @@ PAGE = b'nanoserve:engine_up{model_name="tiny"} 1\nnanoserve:num_requests_runnin
 def metrics_server(port: int = 0, status: int = 200) -> Iterator[str]:
     """Its URL; it answers everything with the same page."""
 
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("content-length", str(len(PAGE)))
-            self.end_headers()
-            self.wfile.write(PAGE)
+    class Answer(Answering):
+        def reply(self) -> None:
+            self.say(PAGE, status)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", port), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(ThreadingHTTPServer(("127.0.0.1", port), Answer)) as url:
+        yield url
 
 
 def test_a_screen_of_its_own_until_q_that_outlives_its_server() -> None:

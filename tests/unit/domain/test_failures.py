@@ -170,9 +170,6 @@ class BrittleTokenizer(ByteTokenizer):
         super().__init__([b"x"] * 1000)
         self.bad = bad
 
-    def bytes_of(self, token_id: int, /) -> bytes:
-        return self.decode([token_id]).encode()
-
     def text_of(self, token_id: int, /) -> str | None:
         return None
 

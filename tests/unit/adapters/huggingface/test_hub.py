@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import json
 import os
 import pathlib
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ import pytest
 from nanoserve.adapters.huggingface.folders import present_model
 from nanoserve.adapters.huggingface.hub import download_model
 from nanoserve.ports.errors import ModelLoadError
+from tests.http_thread import Answering, answering
 from tests.patience import PATIENCE
 
 Resolve = Callable[..., list[dict[str, Any]]]
@@ -64,27 +64,16 @@ def resolve_model(name: str) -> str:
     return present_model(name) or download_model(name)
 
 
-class FakeHub(http.server.BaseHTTPRequestHandler):
+class FakeHub(Answering):
     """As much of the hub's HTTP interface as a download needs; `asked` lists the paths of the requests."""
 
     protocol_version = "HTTP/1.1"
     asked: list[str] = []  # noqa: RUF012 - shared by the requests of one module's tests
 
-    def do_GET(self) -> None:
+    def reply(self) -> None:
         self.asked.append(self.path)
         status, headers, body = _answer(self.path.strip("/"))
-        self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.say(body, status, headers)
 
 
 def _answer(path: str) -> tuple[int, dict[str, str], bytes]:
@@ -114,12 +103,8 @@ def _answer(path: str) -> tuple[int, dict[str, str], bytes]:
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """The address of the hub."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with answering(ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)) as url:
+        yield url
 
 
 @pytest.fixture

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import errno
 import fcntl
-import http.server
 import json
 import os
 import pathlib
 import signal
-import threading
 from collections.abc import Callable, Iterator
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from nanoserve.entrypoints.client.batch import Tally, read_lines, run_batch
 from nanoserve.entrypoints.client.server import read_address
 from nanoserve.entrypoints.compose.interrupts import interrupt
 from nanoserve.ports.errors import BadValueError
+from tests.http_thread import Answering, answering
 
 Answer = Callable[[dict[str, Any], int], int | dict[str, Any]]
 """The status for a body that has been sent so many times before, or what is said with 200; 0 hangs up."""
@@ -32,8 +32,8 @@ def serving(answer: Answer) -> Iterator[tuple[str, list[str]]]:
     """A server's address, and the texts that were sent to it, in order."""
     sent: list[str] = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+    class Handler(Answering):
+        def reply(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             before = sent.count(body["input"])
             sent.append(body["input"])
@@ -44,24 +44,10 @@ def serving(answer: Answer) -> Iterator[tuple[str, list[str]]]:
             more = status if isinstance(status, dict) else {}
             status = 200 if isinstance(status, dict) else status
             said = json.dumps({"path": self.path, **body, **more}).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(said)))
-            self.send_header("retry-after", "0")
-            self.send_header("x-request-id", "r-1")
-            self.end_headers()
-            self.wfile.write(said)
+            self.say(said, status, {"retry-after": "0", "x-request-id": "r-1"})
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", sent
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url, sent
 
 
 def requests(folder: pathlib.Path, texts: list[str]) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 import pytest
 from rich.console import Console
 
 from nanoserve.entrypoints.client.server import ProtocolError, open_server, read_address
 from nanoserve.entrypoints.client.top import line, read_metrics, rows, view
+from tests.http_thread import Answering, answering
 
 COMMON = 'engine="0",model_name="tiny"'
 PAGE = f"""
@@ -80,10 +80,10 @@ def test_what_is_no_page_of_metrics_is_refused(page: bytes) -> None:
         read_metrics(page, 0.0)
 
 
-class Endless(BaseHTTPRequestHandler):
+class Endless(Answering):
     """Answers without end, until the other side hangs up."""
 
-    def do_GET(self) -> None:
+    def reply(self) -> None:
         self.send_response(200)
         self.end_headers()
         try:
@@ -92,22 +92,15 @@ class Endless(BaseHTTPRequestHandler):
         except OSError:
             self.close_connection = True
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 def test_a_page_without_end_is_refused() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            address = read_address(f"127.0.0.1:{server.server_address[1]}")
-            refused = pytest.raises(ProtocolError, match="/metrics answers with more than 16,777,216 bytes")
-            with open_server(address) as client, refused:
-                client.get("/metrics")
-        finally:
-            server.shutdown()
-            thread.join()
+    refused = pytest.raises(ProtocolError, match="/metrics answers with more than 16,777,216 bytes")
+    with (
+        answering(ThreadingHTTPServer(("127.0.0.1", 0), Endless)) as url,
+        open_server(read_address(url)) as client,
+        refused,
+    ):
+        client.get("/metrics")
 
 
 def test_what_took_longer_than_every_bucket_is_said() -> None:

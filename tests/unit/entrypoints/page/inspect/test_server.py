@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import http.client
 import socket
-import threading
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from nanoserve.entrypoints.page.inspect.command import DocumentServer
+from tests.http_thread import answering
 from tests.patience import PATIENCE
 
 DOCUMENT = b"<!doctype html>" + bytes(range(256)) * 4000
@@ -18,12 +18,9 @@ DOCUMENT = b"<!doctype html>" + bytes(range(256)) * 4000
 
 @pytest.fixture
 def server() -> Iterator[DocumentServer]:
-    with DocumentServer(DOCUMENT) as opened:
-        thread = threading.Thread(target=opened.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    opened = DocumentServer(DOCUMENT)
+    with answering(opened):
         yield opened
-        opened.shutdown()
-        thread.join()
 
 
 def ask(
