@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import IO
 
 from tests.patience import PATIENCE
 
-COMMAND = (sys.executable, "-m", "nanoserve")
+PYTHON = (sys.executable, "-m")
+COMMAND = (*PYTHON, "nanoserve")
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -24,13 +26,18 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def run(
-    *arguments: str, stdin: bytes = b"", extra: Mapping[str, str] | None = None
+    *arguments: str,
+    command: Sequence[str] = COMMAND,
+    stdin: bytes = b"",
+    stdout: IO[bytes] | int = subprocess.PIPE,
+    extra: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run one command to its end."""
     return subprocess.run(
-        [*COMMAND, *arguments],
+        [*command, *arguments],
         input=stdin,
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         env=environment(extra),
         timeout=5 * PATIENCE,
         check=False,

@@ -14,8 +14,8 @@ import sys
 import pytest
 
 from nanoserve.entrypoints.cli.main import nanoserve
-from tests.patience import PATIENCE, wait_until
-from tests.process.command import COMMAND, environment, error_line, run
+from tests.patience import wait_until
+from tests.process.command import COMMAND, error_line, run
 from tests.process.server_process import server_process
 from tests.unit.entrypoints.timed_server import timed_server
 
@@ -29,10 +29,9 @@ print(code, sorted({"torch", "transformers", "structlog"} & set(sys.modules)), f
 
 @pytest.mark.parametrize("arguments", [("--help",), ("generate", "--help"), ("--version",)])
 def test_help_and_version_load_nothing_heavy(arguments: tuple[str, ...]) -> None:
-    command = [sys.executable, "-c", WITHOUT_TORCH, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True)
-    assert done.stderr == "0 []\n"
-    assert "nanoserve" in done.stdout
+    done = run(*arguments, command=(sys.executable, "-c", WITHOUT_TORCH))
+    assert done.stderr == b"0 []\n"
+    assert b"nanoserve" in done.stdout
 
 
 def test_help_lists_every_command_once_under_what_it_is_for() -> None:
@@ -69,8 +68,8 @@ main()
     "pressed_at", ["rich_click", "structlog", "nanoserve.entrypoints.compose.bootstrap", "torch"]
 )
 def test_ctrl_c_during_an_import_is_one_line(pressed_at: str) -> None:
-    command = [sys.executable, "-c", PRESS_CTRL_C, pressed_at, "generate", "hello", "--max-tokens", "4"]
-    done = subprocess.run(command, capture_output=True, env=environment(), check=False, timeout=PATIENCE)
+    command = (sys.executable, "-c", PRESS_CTRL_C, pressed_at)
+    done = run("generate", "hello", "--max-tokens", "4", command=command)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"nanoserve: interrupted\n")
 
 
@@ -129,14 +128,7 @@ def test_a_mistake_is_one_clear_line(
 @pytest.mark.parametrize("buffered", ["", "1"])
 def test_a_full_disk_is_one_line(command: str, buffered: str) -> None:
     with pathlib.Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [*COMMAND, command],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            env=environment({"PYTHONUNBUFFERED": buffered}),
-            timeout=PATIENCE,
-            check=False,
-        )
+        done = run(command, stdout=full, extra={"PYTHONUNBUFFERED": buffered})
     assert done.returncode == 1
     assert done.stderr == b"nanoserve: output: No space left on device\n"
 
@@ -146,14 +138,7 @@ def test_a_reader_that_leaves_ends_a_command_quietly(arguments: tuple[str, ...])
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(
-            [*COMMAND, *arguments],
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            env=environment(),
-            timeout=PATIENCE,
-            check=False,
-        )
+        done = run(*arguments, stdout=writing)
     finally:
         os.close(writing)
     said = b"" if arguments[0] != "simulate" else rb"(\d+ replicas, \S+\n)*"  # of what takes long
@@ -167,10 +152,7 @@ def without(streams: str) -> tuple[str, ...]:
 
 
 def run_without(streams: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    command = [*without(streams), *arguments]
-    return subprocess.run(
-        command, input=b"hello", capture_output=True, env=environment(), timeout=PATIENCE, check=False
-    )
+    return run(*arguments, command=without(streams), stdin=b"hello")
 
 
 @pytest.mark.parametrize(

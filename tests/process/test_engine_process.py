@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 
 import psutil
@@ -17,7 +16,7 @@ from nanoserve.entrypoints.offline import LLM
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.sampling import SamplingParams
 from tests.patience import wait_until
-from tests.process.command import environment
+from tests.process.command import run
 from tests.process.server_process import ServerProcess, server_process
 from tests.unit.adapters.engine_process.client.engines import (
     RemoteEngine,
@@ -129,11 +128,8 @@ async def test_a_parked_spare_answers_the_same_bits_and_another_one_is_begun_beh
 
 
 def test_a_prepared_process_has_next_to_nothing_left_to_import_and_touches_no_gpu() -> None:
-    command = [sys.executable, "-c", PREPARED]
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run(command=(sys.executable, "-c", PREPARED))
+    assert done.returncode == 0, done.stderr.decode()
     assert len(done.stdout.split()) < 10, "hundreds, where transformers is still to be imported"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -12,8 +11,7 @@ import pytest
 from docs.examples.watch import EXPERIMENTS, Run, main
 from nanoserve.entrypoints.app.traces.reader import TraceFile
 from nanoserve.entrypoints.compose.bootstrap import trace_format
-from tests.patience import PATIENCE
-from tests.process.command import environment
+from tests.process.command import PYTHON, run
 
 Watch = Callable[..., tuple[str, str]]
 
@@ -22,7 +20,7 @@ Watch = Callable[..., tuple[str, str]]
 def watch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Watch:
     """Runs the program with such arguments; what it prints, and the error that it ends with."""
 
-    def run(*arguments: str) -> tuple[str, str]:
+    def call(*arguments: str) -> tuple[str, str]:
         monkeypatch.setattr(sys, "argv", ["watch", *arguments])
         said: object = ""
         try:
@@ -32,20 +30,13 @@ def watch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         shown = capsys.readouterr()
         return shown.out, f"{shown.err}{said}"
 
-    return run
+    return call
 
 
 def test_alone_it_lists_the_experiments() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "docs.examples.watch"],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=5 * PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == list(EXPERIMENTS)
+    done = run(command=(*PYTHON, "docs.examples.watch"))
+    assert done.returncode == 0, done.stderr.decode()
+    assert [line.split()[0] for line in done.stdout.decode().splitlines()] == list(EXPERIMENTS)
 
 
 def test_it_says_what_happened_and_writes_every_file(watch: Watch, tmp_path: pathlib.Path) -> None:

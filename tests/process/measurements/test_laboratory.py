@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
 
-from tests.patience import PATIENCE
-from tests.process.command import environment
+from tests.process.command import PYTHON, run
 from tests.process.test_bench import without_progress
 
 
 def test_the_laboratory_has_floors_and_profiles_beside_transformers(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "out.json"
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.offline",
-        "shape:tiny",
-        "--device",
-        "cpu",
-        "--json",
-        str(path),
-    ]
+    command = (*PYTHON, "benchmarks.offline", "shape:tiny", "--device", "cpu", "--json", str(path))
     load = ("--loads", "b8", "prefill", "4x640x320", "--num-prompts", "3", "--scale", "32", "--seeds", "2")
     beside = ("--vs", "hf", "--profile", "--bandwidth", "0.03", "--max-num-seqs", "4", "--paranoid")
-    done = subprocess.run(
-        [*command, *load, *beside], env=environment(), capture_output=True, timeout=5 * PATIENCE, check=False
-    )
+    done = run(*load, *beside, command=command)
     assert done.returncode == 0, done.stderr.decode()
     assert without_progress(done.stderr) == b""
     shown = done.stdout.decode()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.process.command import PYTHON, run
 
-from tests.patience import PATIENCE
-from tests.process.command import environment
+TINY = (*PYTHON, "benchmarks.tails", "shape:tiny", "--device", "cpu", "--last", "2", "--input-len", "8", "--rounds", "1")  # fmt: skip
 
 
 def test_the_last_rows_of_each_crowd_stand_beside_a_batch_of_their_own() -> None:
-    command = [sys.executable, "-m", "benchmarks.tails", "shape:tiny", "--device", "cpu"]
-    sizes = ("--crowds", "6", "9", "--last", "2", "--input-len", "8", "--early", "4", "--late", "24", "--rounds", "1")  # fmt: skip
-    done = subprocess.run([*command, *sizes], env=environment(), capture_output=True, timeout=2 * PATIENCE, check=False)  # fmt: skip
+    done = run("--crowds", "6", "9", "--early", "4", "--late", "24", command=TINY)
     assert done.returncode == 0, done.stderr.decode()
     shown = done.stdout.decode()
     assert "last 2 rows" in shown
@@ -20,7 +16,5 @@ def test_the_last_rows_of_each_crowd_stand_beside_a_batch_of_their_own() -> None
 
 
 def test_steps_of_the_whole_crowd_are_not_taken_for_its_tail() -> None:
-    command = [sys.executable, "-m", "benchmarks.tails", "shape:tiny", "--device", "cpu"]
-    sizes = ("--crowds", "6", "--last", "2", "--input-len", "8", "--early", "24", "--late", "24", "--rounds", "1")  # fmt: skip
-    done = subprocess.run([*command, *sizes], env=environment(), capture_output=True, timeout=2 * PATIENCE, check=False)  # fmt: skip
+    done = run("--crowds", "6", "--early", "24", "--late", "24", command=TINY)
     assert b"of the last 12 steps had 2 rows" in done.stderr

@@ -7,7 +7,6 @@ import itertools
 import json
 import pathlib
 import runpy
-import subprocess
 import sys
 from typing import Any
 
@@ -20,17 +19,16 @@ from benchmarks.traffic_servers import TrafficServer, TurnAnswer
 from nanoserve.entrypoints.bench.serving.client import OK, run_loop
 from nanoserve.entrypoints.client import server
 from tests.patience import PATIENCE
-from tests.process.command import environment
+from tests.process.command import PYTHON, run
 from tests.process.server_process import ServerProcess
 
 SCALE, REQUESTS = 0.05, 3
 
 
-def traffic(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.traffic", "--requests", str(REQUESTS), *arguments]
-    return subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=5 * PATIENCE, check=False
-    )
+def traffic(*arguments: str) -> tuple[int, str, str]:
+    """The code, and what is said on both streams."""
+    done = run(*arguments, command=(*PYTHON, "benchmarks.traffic", "--requests", str(REQUESTS)))
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
 def arguments(traffic_class: str, *urls: str) -> argparse.Namespace:
@@ -54,11 +52,11 @@ def test_a_server_answers_every_class_and_is_compared_with_another_one(
     open_server: ServerProcess, tmp_path: pathlib.Path
 ) -> None:
     file, picture = tmp_path / "out.json", tmp_path / "out.png"
-    done = traffic(
+    code, said, errors = traffic(
         *("--url", open_server.url, "--url", f"{open_server.url}/v1", "--scale", str(SCALE), "--seed", "7"),
         *("--json", str(file), "--plot", str(picture)),
     )
-    assert done.returncode == 0, done.stderr
+    assert code == 0, errors
     report: dict[str, Any] = json.loads(file.read_text())
     classes = [each.scaled(SCALE) for some in CLASSES.values() for each in some]
     assert [(row["name"], row["server"]) for row in report["rows"]] == [
@@ -70,8 +68,8 @@ def test_a_server_answers_every_class_and_is_compared_with_another_one(
         assert row["num_short"] == 0
         assert row["output_tok_s"] > 0
         assert row["prompt_tok_s"] > 0
-        assert f"\n  {row['name']} {row['server']} " in done.stdout
-    assert done.stdout.count("A/B") == len(classes)
+        assert f"\n  {row['name']} {row['server']} " in said
+    assert said.count("A/B") == len(classes)
     rows = {(row["name"], row["server"]): row for row in report["rows"]}
     first, again = (rows[SYSTEM_PROMPT.name, label]["cached_tokens"] for label in "AB")
     assert 0 <= first < again, "the second server is the first one, which has read these prompts"
@@ -126,8 +124,8 @@ def test_the_requests_of_a_trace_come_at_their_moments_and_share_what_they_share
     ]
     trace.write_text("\n".join(map(json.dumps, lines)))
     asked = ("--url", open_server.url, "--trace", str(trace), "--seconds", "0.5", "--scale", "0.5")
-    done = traffic(*asked, "--json", str(file))
-    assert done.returncode == 0, done.stderr
+    code, _, errors = traffic(*asked, "--json", str(file))
+    assert code == 0, errors
     [row] = json.loads(file.read_text())["rows"]
     assert (row["name"], row["planned"], row["results"]) == ("trace", 2, {"ok": 2})
     assert [(each["prompt_tokens"], each["output_tokens"]) for each in row["outcomes"]] == [(450, 4)] * 2
@@ -137,10 +135,10 @@ def test_the_requests_of_a_trace_come_at_their_moments_and_share_what_they_share
 
 
 def test_a_mistake_ends_the_process_with_one_line() -> None:
-    done = traffic("--url", "http://127.0.0.1:9")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("traffic: nothing answers at http://127.0.0.1:9")
-    assert done.stderr.count("\n") == 1
+    code, said, errors = traffic("--url", "http://127.0.0.1:9")
+    assert (code, said) == (1, "")
+    assert errors.startswith("traffic: nothing answers at http://127.0.0.1:9")
+    assert errors.count("\n") == 1
 
 
 def test_every_mistake_is_one_line(
