@@ -33,7 +33,7 @@ from nanoserve.adapters.system import environment as machine
 from nanoserve.adapters.system.process import SystemClock, wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.text.dialects.tokenized import choose_dialect
-from nanoserve.entrypoints.compose import process
+from nanoserve.entrypoints.compose import early
 from nanoserve.entrypoints.compose.assembly import Assembly, BenchParts, Survey, TextParts, VerificationParts
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.process import Stopwatch, has_gpu_driver, prepare_process, usable_cores
@@ -266,7 +266,7 @@ def _find_folder(settings: EngineSettings) -> str:
     if settings.model is None:
         return str(model_folder())
     found = _resolve(settings.model, settings.revision)
-    process.read_ahead(found)
+    early.read_ahead(found)
     return present_folder(found) if found.endswith(".gguf") else found
 
 

@@ -1,4 +1,4 @@
-"""The process and its machine, without torch: settings that must be made before torch is imported, a checkpoint on its way into memory, full garbage collections, the release, and cores.
+"""The process and its machine, without torch: settings that must be made before torch is imported, full garbage collections, the release, and cores.
 
 libgomp reads the environment once, when torch loads it. Its threads spin for milliseconds after each parallel region;
 as soon as another process takes one of the cores, every region then waits for a descheduled thread that spins
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ import psutil
 
 from nanoserve.adapters.system.environment import version_of
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
-from nanoserve.entrypoints.compose.early import Launched, take_engine
+from nanoserve.entrypoints.compose.early import CONTROL_GROUP, Launched, read_ahead, take_engine
 from nanoserve.ports.engine_link import Prepare
 
 SPIN_COUNT: Final = "10000"
@@ -64,44 +63,6 @@ def prepared_engine(settings: EngineSettings, *, in_process: bool) -> Iterator[L
         yield launched
     finally:
         launched.end()
-
-
-PIECE: Final = 64 << 20
-READERS: Final = 8
-"""One alone does not get all that a disk gives."""
-CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
-
-
-def read_ahead(model: str) -> None:
-    """Have the files of a checkpoint, of a folder or one file, in memory when they are loaded: a disk would be idle while Python imports.
-
-    At most half of the memory that is free is filled. Whoever loads the files says what is wrong with them; a checkpoint of few pieces is left to its loader.
-    """
-    with contextlib.suppress(OSError, RuntimeError, ValueError):
-        path = Path(model).expanduser()
-        single = path if path.is_file() else path / "model.safetensors"
-        files = [single] if single.is_file() else sorted(path.glob("model*-of-*.safetensors"))
-        pieces = [(file, begin) for file in files for begin in range(0, file.stat().st_size, PIECE)]
-        left = iter(pieces[: _free_memory() // 2 // PIECE])
-        for _ in range(READERS if len(pieces) > READERS else 0):
-            threading.Thread(target=_read, args=(left,), name="read ahead", daemon=True).start()
-
-
-def _read(pieces: Iterator[tuple[Path, int]]) -> None:
-    """Into the page cache, and nowhere else; it costs next to nothing where they are there."""
-    with contextlib.suppress(OSError, AttributeError), Path(os.devnull).open("wb") as nowhere:
-        for path, begin in pieces:
-            with path.open("rb") as file:
-                os.sendfile(nowhere.fileno(), file.fileno(), begin, PIECE)
-
-
-def _free_memory() -> int:
-    """Bytes that the machine can give, or the control group if those are fewer."""
-    free = int(psutil.virtual_memory().available)
-    with contextlib.suppress(OSError, ValueError):
-        limit, used = (int((CONTROL_GROUP / f"memory.{each}").read_text()) for each in ("max", "current"))
-        free = min(free, max(limit - used, 0))
-    return free
 
 
 @contextlib.contextmanager

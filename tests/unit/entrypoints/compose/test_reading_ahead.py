@@ -1,4 +1,4 @@
-"""A checkpoint is on its way into memory while Python imports: all of it once, no more than memory has room for, and never in anybody's way."""
+"""A checkpoint is on its way into memory before the command line is read: all of it once, no more than memory has room for, and never in anybody's way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nanoserve.adapters.embedded import model_folder
-from nanoserve.entrypoints.compose import bootstrap, process
+from nanoserve.entrypoints.compose import bootstrap, early, process
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.errors import ModelLoadError
 
@@ -22,7 +22,7 @@ Piece = tuple[str, int]
 
 HANGING = """
 import os, signal, sys, threading
-from nanoserve.entrypoints.compose import process
+from nanoserve.entrypoints.compose import early
 
 reached = threading.Event()
 
@@ -31,7 +31,7 @@ def hang(*_):
     threading.Event().wait()
 
 os.sendfile = hang
-process.read_ahead(sys.argv[1])
+early.read_ahead(sys.argv[1])
 reached.wait()
 if sys.argv[2] == "interrupt":
     signal.raise_signal(signal.SIGINT)
@@ -39,19 +39,24 @@ if sys.argv[2] == "interrupt":
 
 ORDER = """
 import sys, threading
-from nanoserve.entrypoints.compose import bootstrap, process
+from nanoserve.entrypoints.compose import bootstrap, early
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 
 class Seen(threading.Thread):
     def start(self):
         print("torch" in sys.modules)
 
-process.threading.Thread = Seen
+early.threading.Thread = Seen
 try:
     bootstrap.survey(EngineSettings(model=sys.argv[1], device="cpu"))
 except Exception as error:
     print(error)
 """
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_read() -> None:
+    early.read_ahead.cache_clear()
 
 
 @pytest.fixture
@@ -60,7 +65,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Piece]:
     pieces: list[Piece] = []
 
     def send(_to: int, file: int, begin: int, count: int) -> int:
-        assert count == process.PIECE
+        assert count == early.PIECE
         pieces.append((Path(f"/proc/self/fd/{file}").readlink().name, begin))
         return count
 
@@ -77,7 +82,7 @@ def write(folder: Path, **pieces: float) -> Path:
     """Files of so many pieces, without content."""
     for name, count in pieces.items():
         with (folder / f"{name}.safetensors").open("wb") as file:
-            file.truncate(int(count * process.PIECE))
+            file.truncate(int(count * early.PIECE))
     return folder
 
 
@@ -88,14 +93,14 @@ def shards(folder: Path, *pieces: float) -> Path:
 
 def run(model: object) -> None:
     before = set(threading.enumerate())
-    process.read_ahead(str(model))
+    early.read_ahead(str(model))
     for thread in set(threading.enumerate()) - before:
         assert thread.daemon
         thread.join()
 
 
 def expected(name: str, count: int) -> list[Piece]:
-    return [(name, index * process.PIECE) for index in range(count)]
+    return [(name, index * early.PIECE) for index in range(count)]
 
 
 def test_every_piece_of_every_shard_is_read_once(tmp_path: Path, read: list[Piece]) -> None:
@@ -122,7 +127,7 @@ def test_a_name_of_something_else_is_no_error(model: str, read: list[Piece]) -> 
 
 
 def test_a_small_model_is_left_to_its_loader(tmp_path: Path, read: list[Piece]) -> None:
-    run(write(tmp_path, model=process.READERS))
+    run(write(tmp_path, model=early.READERS))
     assert not read
 
 
@@ -139,10 +144,10 @@ def test_half_of_the_memory_that_is_free_is_filled_at_most(
     group: Any,
     count: int,
 ) -> None:
-    have(monkeypatch, available * process.PIECE)
-    monkeypatch.setattr(process, "CONTROL_GROUP", tmp_path)
+    have(monkeypatch, available * early.PIECE)
+    monkeypatch.setattr(early, "CONTROL_GROUP", tmp_path)
     for name, size in zip(("max", "current"), group or (), strict=False):
-        text = size if size == "max" else size * process.PIECE
+        text = size if size == "max" else size * early.PIECE
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
     run(write(tmp_path, model=11))
     assert sorted(read) == expected("model.safetensors", count)
@@ -158,20 +163,38 @@ def test_without_the_call_or_a_readable_file_nothing_happens(
     write(tmp_path, model=20)
     monkeypatch.setattr(os, "sendfile", refuse)
     run(tmp_path)
+    early.read_ahead.cache_clear()
     monkeypatch.delattr(os, "sendfile")
     run(tmp_path)
     assert not recwarn.list
 
 
 def test_it_begins_before_torch_is_imported_and_leaves_errors_to_the_loader(tmp_path: Path) -> None:
-    write(tmp_path, model=process.READERS + 1)
+    write(tmp_path, model=early.READERS + 1)
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes((model_folder() / name).read_bytes())
     command = [sys.executable, "-c", ORDER, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     *order, error = done.stdout.splitlines()
-    assert order == ["False"] * process.READERS
+    assert order == ["False"] * early.READERS
     assert "not a readable safetensors file" in error
+
+
+def test_a_server_begins_before_its_command_line_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[Piece]
+) -> None:
+    monkeypatch.setattr(early, "launching", SimpleNamespace(launch=lambda _command: None))
+    monkeypatch.setattr(early, "_begun", [])
+    monkeypatch.chdir(write(tmp_path, model=early.READERS + 1))
+    before = set(threading.enumerate())
+    for arguments in ([], ["generate", "."], ["serve"], ["serve", "--port", "."]):
+        early.begin_engine(arguments)
+    assert set(threading.enumerate()) <= before
+    early.begin_engine(["serve", "."])
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    run(".")
+    assert sorted(read) == expected("model.safetensors", early.READERS + 1)
 
 
 def test_a_server_reads_ahead_before_its_engine_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +217,6 @@ def test_what_is_no_model_folder_is_refused_before_anything_is_read(
 
 @pytest.mark.parametrize(("how", "code"), [("end", 0), ("interrupt", -2)])
 def test_a_read_that_hangs_holds_up_no_end(tmp_path: Path, how: str, code: int) -> None:
-    write(tmp_path, model=process.READERS + 1)
+    write(tmp_path, model=early.READERS + 1)
     command = [sys.executable, "-c", HANGING, str(tmp_path), how]
     assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == code
