@@ -17,7 +17,7 @@ SLACK = 150
 ROOMS = {
     "ports": 4003,
     "domain": 9038,
-    "kernels": 15647,
+    "kernels": 16075,
     "adapters/pytorch": 16962,
     "adapters": 11115,
     "entrypoints/server": 10949,
