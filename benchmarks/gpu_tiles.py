@@ -109,6 +109,7 @@ def alternatives(
 def _attention(runner: CudaRunner, tiling: Tiling, splits: int) -> Iterator[None]:
     with (
         mock.patch.object(attention, "choose_tile", return_value=tiling),
+        mock.patch.object(attention, "is_copied", return_value=False),
         mock.patch.object(runner._decoding.keys, "_choose_splits", return_value=splits),  # noqa: SLF001,
     ):
         yield

@@ -19,7 +19,7 @@ from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
 from nanoserve.kernels.tiles import BlockSizes
 from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.paged_attention.launch import decode_attention
-from nanoserve.kernels.paged_attention.tuning import Tiling
+from nanoserve.kernels.paged_attention.tuning import Tiling, copied_sizes
 from nanoserve.kernels.copies.launch import embed_tokens
 from nanoserve.kernels.pointwise.launch import gated_activation_into
 from nanoserve.kernels.forms import FP8, Int4, StoredWeight
@@ -77,6 +77,12 @@ def launch_all():
     for window, block_size, soft_cap in ((None, 16, None), (7, 256, 2.0)):
         wide = PagedCache(halves(2, 1, block_size, 128), halves(2, 1, block_size, 128), some.view(1, 4), window)
         prefill_attention_by_roles(halves(4, 256), wide, halves(4, 256), tiles=tiles, scale=0.1, soft_cap=soft_cap)
+    how = {"batch_rows": some[:1], "lengths": some, "splits": 1, "scratch": scratch, "scale": 0.1}
+    for kept, scales, drafts in ((HALF, None, {}), (FP8.dtype, torch.ones(2, 1), {"soft_cap": 2.0}), (HALF, None, {"width": 4, "limits": some})):
+        pool = torch.zeros(2, 1, 16, 64, dtype=kept)
+        cache = PagedCache(pool, pool, some.view(1, 4), 7 if drafts else None, scales)
+        width = drafts.get("width", 1)
+        decode_attention(halves(width, 256), cache, transform, halves(width, 128), tiling=copied_sizes(2 * width, 64), **how, **drafts)
 
 
 counter = CompileCounter()
@@ -117,7 +123,7 @@ def test_penalties_behind_however_many_drafts_or_verified_tokens_are_one_kernel(
 
 
 def test_every_form_of_a_kernel_compiles(tmp_path: pathlib.Path) -> None:
-    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3 + 2
+    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3 + 2 + 3
 
 
 def late_kernels(text: str, tmp_path: pathlib.Path) -> object:

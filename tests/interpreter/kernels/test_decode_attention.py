@@ -16,13 +16,16 @@ from nanoserve.kernels.paged_attention.cases import DecodeCase
 from nanoserve.kernels.paged_attention.launch import decode_attention
 from nanoserve.kernels.paged_attention.tuning import (
     ANY,
+    COPIED_HEADS,
     MAX_SPLITS,
     MAX_TOKENS_PER_SPLIT,
-    NARROW_TILINGS,
     TILINGS,
     Tiling,
     choose_splits,
     choose_tile,
+    copied_sizes,
+    copied_splits,
+    is_copied,
     padded_group,
 )
 from nanoserve.kernels.testing import Inputs
@@ -256,6 +259,39 @@ def test_one_row_with_heads_of_128_has_a_few_large_programs() -> None:
         assert splits == sorted(splits)
 
 
+def test_programs_for_which_the_copy_engine_fetches_fill_the_machine_and_share_long_rows() -> None:
+    assert [copied_splits(batch, 8, 1000, 132, 128) for batch in (2, 8, 16, 32, 64, 256)] == [
+        8,
+        8,
+        4,
+        2,
+        1,
+        1,
+    ]
+    assert [copied_splits(64, 8, context, 132, 128) for context in (2048, 2049, 4096, 8192)] == [1, 2, 2, 4]
+    assert copied_splits(1, 1, 10**6, 132, 64) == MAX_SPLITS
+    for batch in (2, 9, 64, 1024):  # what is made for the longest row is enough for shorter ones
+        splits = [copied_splits(batch, 8, context, 132, 64) or 0 for context in range(1, 20_000, 61)]
+        assert splits == sorted(splits)
+
+
+def test_a_row_alone_has_its_keys_fetched_where_its_heads_are_narrow_and_it_is_long() -> None:
+    assert [copied_splits(1, 8, context, 132, 64) for context in (1000, 8000)] == [None, 64]
+    assert copied_splits(1, 8, 8000, 132, 128) is None
+    assert [is_copied(1, 64, splits) for splits in (16, 64)] == [False, True]
+    assert is_copied(2, 128, 1)
+
+
+def test_programs_for_which_the_copy_engine_fetches_have_a_column_for_each_query() -> None:
+    assert [copied_sizes(queries, 128) for queries in (1, 8, 9, 40)] == [
+        (8, 1, 32),
+        (8, 1, 32),
+        (16, 2, 32),
+        (64, 4, 64),
+    ]
+    assert [copied_sizes(4, head_dim).keys for head_dim in COPIED_HEADS] == [64, 32, 16]
+
+
 def test_wide_groups_have_a_warp_for_each_16_rows() -> None:
     assert [padded_group(4, width) for width in (1, 2, 4, 8)] == [16, 16, 16, 32]
     assert padded_group(5, 4) == 32
@@ -273,11 +309,12 @@ def test_every_head_dim_and_dtype_has_tilings() -> None:
 
 
 def test_the_tilings_are_sorted_tables_that_end_with_everything() -> None:
-    for table, largest in ((TILINGS, 4 * 256), (NARROW_TILINGS, 256)):
-        keys = [(most_bytes, most_rows, -splits) for most_bytes, most_rows, splits, _ in table]
-        assert keys == sorted(set(keys))
-        assert table[-1][:3] == (largest, ANY, 1)
+    keys = [(most_bytes, most_rows, -splits) for most_bytes, most_rows, splits, _ in TILINGS]
+    assert keys == sorted(set(keys))
+    assert TILINGS[-1][:3] == (4 * 256, ANY, 1)
     chosen = [
-        choose_tile(rows, 64, torch.bfloat16, splits) for rows, splits in ((1, 1), (1, 32), (48, 1), (49, 1))
+        choose_tile(rows, 64, dtype, splits)
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn)
+        for rows, splits in ((1, 1), (1, 32), (3, 1))
     ]
-    assert [(tile.tokens, tile.warps) for tile in chosen] == [(64, 4), (128, 4), (32, 1), (64, 1)]
+    assert [(tile.tokens, tile.warps) for tile in chosen] == 2 * [(64, 4), (128, 4), (32, 1)]

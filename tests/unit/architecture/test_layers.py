@@ -20,6 +20,7 @@ KERNEL_FILES = {
     "cpu",
     "triton",
     "triton_choice",
+    "triton_copies",
     "triton_tiles",
     "triton_roles",
     "tuning_tiles",

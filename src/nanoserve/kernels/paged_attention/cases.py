@@ -17,6 +17,7 @@ from nanoserve.kernels.paged_attention.launch import (
     decode_attention,
     prefill_attention,
     prefill_attention_by_roles,
+    suits_copies,
     suits_roles,
 )
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, copy_apart
@@ -75,7 +76,7 @@ class DecodeCase(NamedTuple):
         step = {**self.step, "is_written": made is not None}
         return reference.decode_attention(self.qkv, cache, self.transform, **step)
 
-    def run(self, splits: int, tiling: tuning.Tiling, *, pdl: bool = False) -> Made:
+    def run(self, splits: int, tiling: tuning.Tiling | tuning.Copied, *, pdl: bool = False) -> Made:
         """After the launch."""
         cache = self.cache._replace(keys=copy_apart(self.cache.keys), values=copy_apart(self.cache.values))
         _, kv_heads, _, head_dim = cache.keys.shape
@@ -136,6 +137,11 @@ def _check_tilings(
         for pdl in inputs.launches:
             name = f"{heads}, {width} tokens of each row, {splits} splits, tiles of {tiling.tokens}"
             yield from case.compare(name, case.run(splits, tiling, pdl=pdl), wanted)
+    if suits_copies(case.cache, inputs.dtype):
+        copied = tuning.copied_sizes(heads.num_heads // heads.num_kv_heads * width, heads.head_dim)
+        for splits, pdl in itertools.product(SPLITS, inputs.launches):
+            name = f"{heads}, {width} tokens of each row, {splits} splits, fetched by the copy engine"
+            yield from case.compare(name, case.run(splits, copied, pdl=pdl), wanted)
 
 
 def _short(heads: Heads) -> Heads:

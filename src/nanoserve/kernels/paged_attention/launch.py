@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import torch
 from torch import Tensor
+from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from nanoserve.kernels.device.launch import (
@@ -18,19 +21,24 @@ from nanoserve.kernels.device.launch import (
 )
 from nanoserve.kernels.heads import HeadTransform
 from nanoserve.kernels.paged import PagedCache
+from nanoserve.kernels.paged_attention import tuning
 from nanoserve.kernels.paged_attention.triton import attend_to_rows
+from nanoserve.kernels.paged_attention.triton_copies import attend_to_rows_by_copies
 from nanoserve.kernels.paged_attention.triton_roles import (
     CHUNK,
-    SWIZZLED,
     SWIZZLED_HEADS,
     prefill_attention_by_roles_kernel,
 )
 from nanoserve.kernels.paged_attention.triton_tiles import prefill_attention_kernel
 from nanoserve.kernels.paged_attention.tuning import (
+    COPIED_HEADS,
+    COPIED_VISITS,
     LEAST_BY_ROLES,
     ROLES,
+    Copied,
     Tiling,
     choose_block,
+    copied_sizes,
     newest_block,
     packed_heads,
     padded_group,
@@ -53,7 +61,7 @@ def decode_attention(
     sinks: Tensor | None = None,
     splits: int,
     scratch: SplitScratch,
-    tiling: Tiling,
+    tiling: Tiling | Copied | None = None,
     pdl: bool = False,
 ) -> None:
     """Write the newest token of each place into the cache and attend to all that it sees: softmax(scale * q k^T) v.
@@ -83,7 +91,7 @@ def decode_attention(
         sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
         splits: programs per row and KV head, from `choose_splits`; any number is right for any length.
         scratch: for at least B * W * splits sums per head; not used if `splits` is 1.
-        tiling: how each program walks its tokens, from `choose_tile`.
+        tiling: how each program walks its tokens, from `choose_tile`, or from `copied_sizes` if the cache `suits_copies`; None for what is fastest.
         pdl: whether this launch takes part in programmatic dependent launch. Rows, lengths, block tables and older
             keys and values are then read before earlier kernels are done: none of those may still write them.
 
@@ -95,24 +103,45 @@ def decode_attention(
     num_heads = out.shape[1] // head_dim
     if splits > 1 and tokens * num_heads * splits > len(scratch.ms):
         raise ValueError(f"{tokens} tokens of {num_heads} heads in {splits} splits exceed the scratch memory")
-    # What a score is in units of log2; the capped ones are made of exp2(2 log2(e) s / soft_cap), see the kernel.
-    attend_to_rows[kv_heads, tokens // width, splits](
-        qkv_ptr=qkv, keys_ptr=cache.keys, values_ptr=cache.values, out_ptr=out, accs_ptr=scratch.accs,
-        ms_ptr=scratch.ms, ls_ptr=scratch.ls, batch_rows_ptr=batch_rows, lengths_ptr=lengths, limits_ptr=limits,
-        tables_ptr=cache.tables, rotations_ptr=transform.rotations, q_norm_ptr=transform.q_norm,
-        k_norm_ptr=transform.k_norm, sinks_ptr=sinks, scales_ptr=cache.scales,
-        token_stride=qkv.stride(0), table_stride=cache.tables.stride(0), block_stride=cache.block_stride,
-        window=cache.window or 0, scale=scale if soft_cap is None else 2 * scale / soft_cap, cap=soft_cap,
-        eps=transform.eps,
-        HEADS=num_heads, KV_HEADS=kv_heads,
-        PADDED_GROUP=padded_group(num_heads // kv_heads, width), D=head_dim,
-        PADDED_D=max(16, next_power_of_2(head_dim)), BLOCK_SIZE=block_size, TILE=tiling.tokens,
-        STAGES=tiling.stages,
-        WIDTH=width, WINDOWED=cache.window is not None, NORM=transform.q_norm is not None, SPLIT=splits > 1,
-        EARLY=tiling.early, PDL=pdl, num_warps=tiling.warps, **launch_options(pdl),
-    )  # fmt: skip
+    group = num_heads // kv_heads
+    # What a score is in units of log2; the capped ones are made of exp2(2 log2(e) s / soft_cap), see the kernels.
+    what: dict[str, Any] = {
+        "qkv_ptr": qkv, "keys_ptr": cache.keys, "values_ptr": cache.values, "out_ptr": out, "accs_ptr": scratch.accs,
+        "ms_ptr": scratch.ms, "ls_ptr": scratch.ls, "batch_rows_ptr": batch_rows, "lengths_ptr": lengths, "limits_ptr": limits,
+        "tables_ptr": cache.tables, "rotations_ptr": transform.rotations, "q_norm_ptr": transform.q_norm,
+        "k_norm_ptr": transform.k_norm, "sinks_ptr": sinks, "scales_ptr": cache.scales,
+        "token_stride": qkv.stride(0), "table_stride": cache.tables.stride(0), "window": cache.window or 0,
+        "scale": scale if soft_cap is None else 2 * scale / soft_cap, "cap": soft_cap, "eps": transform.eps,
+        "HEADS": num_heads, "KV_HEADS": kv_heads, "D": head_dim, "BLOCK_SIZE": block_size, "WIDTH": width,
+        "WINDOWED": cache.window is not None, "SPLIT": splits > 1, "PDL": pdl, **launch_options(pdl),
+    }  # fmt: skip
+    grid = kv_heads, tokens // width, splits
+    if tiling is None:
+        tiling = _tiling(cache, qkv.dtype, group=group, batch=tokens // width, width=width, splits=splits)
+    if isinstance(tiling, Copied):
+        keys, values = _described_blocks(cache, tiling.keys)
+        attend_to_rows_by_copies[grid](
+            **what, keys=keys, values=values, block_rows=cache.block_stride // head_dim, COLUMNS=tiling.columns, KEYS=tiling.keys,
+            STAGES=COPIED_VISITS, num_warps=tiling.warps,
+        )  # fmt: skip
+    else:
+        attend_to_rows[grid](
+            **what, block_stride=cache.block_stride, PADDED_GROUP=padded_group(group, width), PADDED_D=max(16, next_power_of_2(head_dim)),
+            NORM=transform.q_norm is not None, TILE=tiling.tokens, STAGES=tiling.stages, EARLY=tiling.early, num_warps=tiling.warps,
+        )  # fmt: skip
     if splits > 1:
         add_splits(out.view(-1, head_dim), scratch, splits=splits, pdl=pdl)
+
+
+def _tiling(
+    cache: PagedCache, dtype: torch.dtype, *, group: int, batch: int, width: int, splits: int
+) -> Tiling | Copied:
+    """How `batch` places are served, `group` query heads of each of `width` tokens by a KV head."""
+    kv_heads, _, head_dim = cache.keys.shape[1:]
+    if suits_copies(cache, dtype) and tuning.is_copied(batch, head_dim, splits):
+        return copied_sizes(group * width, head_dim)
+    heads = {"padded": padded_group(group, width), "kv_heads": kv_heads}
+    return tuning.choose_tile(batch, head_dim, cache.keys.dtype, splits, **heads)
 
 
 def prefill_attention(
@@ -182,13 +211,41 @@ def prefill_attention(
     )  # fmt: skip
 
 
+def suits_copies(cache: PagedCache, dtype: torch.dtype) -> bool:
+    """True if `decode_attention` of queries in this dtype can let the copy engine fetch: on Hopper, in 16 bits, with heads of 64, 128 or 256 elements."""
+    return cache.keys.shape[3] in COPIED_HEADS and dtype.itemsize == 2 and _is_described(cache)
+
+
 def suits_roles(cache: PagedCache, sinks: Tensor | None) -> bool:
-    """True if `prefill_attention_by_roles` can read the cache: on Hopper, in 16 bits, with heads of 128 elements in blocks that the copy engine can describe."""
+    """True if `prefill_attention_by_roles` can read the cache: on Hopper, in 16 bits, with heads of 128 elements."""
+    return (
+        cache.keys.dtype.itemsize == 2
+        and sinks is None
+        and cache.keys.shape[3] == 128
+        and _is_described(cache)
+    )
+
+
+def _is_described(cache: PagedCache) -> bool:
+    """True if the device has a copy engine, and the cache blocks that can be described to it."""
     blocks, _, block_size, head_dim = cache.keys.shape
     rows = blocks * cache.block_stride // head_dim
-    is_described = block_size >= 16 and block_size & (block_size - 1) == 0 and rows < 2**31
-    is_plain = cache.keys.dtype.itemsize == 2 and sinks is None and head_dim == 128
-    return is_plain and is_described and cache.block_stride % head_dim == 0 and has_wgmma(cache.keys.device)
+    fits = block_size >= 16 and block_size & (block_size - 1) == 0 and rows < 2**31
+    return fits and cache.block_stride % head_dim == 0 and has_wgmma(cache.keys.device)
+
+
+def _described_blocks(cache: PagedCache, keys: int) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """Keys and values as rows of a head, by boxes of one block, or of `keys` rows of a larger one, and at most 128 bytes of each row."""
+    blocks, num_kv_heads, block_size, head_dim = cache.keys.shape
+    rows = (blocks - 1) * (cache.block_stride // head_dim) + num_kv_heads * block_size
+    size = cache.keys.dtype.itemsize
+    chunk = min(head_dim, 128 // size)
+    box, layout = [min(block_size, keys), chunk], NVMMASharedLayout(chunk * size, 8 * size, rank=2)
+    described = (
+        TensorDescriptor(each, [rows, head_dim], [head_dim, 1], box, layout)
+        for each in (cache.keys, cache.values)
+    )
+    return next(described), next(described)
 
 
 def prefill_attention_by_roles(
@@ -210,18 +267,10 @@ def prefill_attention_by_roles(
         scale: positive, usually head_dim ** -0.5.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
     """
-    blocks, num_kv_heads, block_size, head_dim = cache.keys.shape
+    num_kv_heads, block_size, head_dim = cache.keys.shape[1:]
     num_heads = query.shape[1] // head_dim
     packed = packed_heads(num_heads, num_kv_heads)
-    block_rows = cache.block_stride // head_dim
-    shape, box = (
-        [(blocks - 1) * block_rows + num_kv_heads * block_size, head_dim],
-        [min(block_size, ROLES.keys), CHUNK.value],
-    )
-    keys, values = (
-        TensorDescriptor(each, shape, [head_dim, 1], box, SWIZZLED.value)
-        for each in (cache.keys, cache.values)
-    )
+    keys, values = _described_blocks(cache, ROLES.keys)
     heads = [len(query), num_heads, head_dim], [num_heads * head_dim, head_dim, 1]
     queries = TensorDescriptor(
         query, *heads, [ROLES.rows // packed, packed, CHUNK.value], SWIZZLED_HEADS.value
@@ -230,7 +279,7 @@ def prefill_attention_by_roles(
     scale, inner = _scales(scale, soft_cap)
     prefill_attention_by_roles_kernel[(min(items, multiprocessors(query.device)),)](
         query=queries, keys=keys, values=values, out_ptr=out, tiles_ptr=tiles, tables_ptr=cache.tables,
-        table_stride=cache.tables.stride(0), block_rows=block_rows, items=items, scale=scale, inner=inner,
+        table_stride=cache.tables.stride(0), block_rows=cache.block_stride // head_dim, items=items, scale=scale, inner=inner,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, WINDOW=cache.window or 0,
         PACKED=packed, ROWS=ROLES.rows, KEYS=ROLES.keys, STAGES=ROLES.stages, num_warps=ROLES.warps,
     )  # fmt: skip

@@ -87,7 +87,7 @@ def _load_tile(keys_ptr, values_ptr, at, D: tl.constexpr, PADDED_D: tl.constexpr
 
 
 @triton.jit
-def _capped(scores, cap):
+def capped(scores, cap):
     """Scores in units of log2; under a cap they come as 2 log2(e) s / cap and leave as log2(e) cap tanh(s / cap)."""
     if cap is not None:
         scores = cap * LOG2_E * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
@@ -148,7 +148,7 @@ def _begin_softmax(q, own, value, newest, cap, sinks_ptr, heads, shown):
 
     Others begin with an empty sum, whose weight is worth 2**NOTHING, zero.
     """
-    own = _capped(own, cap)
+    own = capped(own, cap)
     m = tl.where(newest, own, NOTHING)
     l = tl.full(own.shape, 1.0, tl.float32)
     acc = tl.zeros(q.shape, tl.float32) + value.to(tl.float32)
@@ -205,7 +205,7 @@ def _begin_wide(
     if sinks_ptr is not None:
         sinks = tl.load(sinks_ptr + heads, mask=shown, other=0.0).to(tl.float32) * LOG2_E
         m = tl.where(split == 0, sinks, NOTHING)
-    scores = _capped(tl.dot(q, tl.trans(key.to(WIDE)), input_precision="ieee"), cap)
+    scores = capped(tl.dot(q, tl.trans(key.to(WIDE)), input_precision="ieee"), cap)
     seen = mine[None, :] & (new[None, :] <= own[:, None])
     if WINDOWED:
         seen &= new[None, :] + window > own[:, None]
@@ -309,7 +309,7 @@ def attend_to_rows(
                     cos, sin, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, key_scale, value_scale, scale, cap, eps, HEADS, KV_HEADS,
                     PADDED_GROUP, COMPUTED, WIDTH, BLOCK_SIZE, WINDOWED, NORM, D, PADDED_D, WIDE,
                 )  # fmt: skip
-            scores = _capped(tl.dot(q, k.to(WIDE), input_precision="ieee"), cap)
+            scores = capped(tl.dot(q, k.to(WIDE), input_precision="ieee"), cap)
             scores = tl.where(seen[None, :], scores, float("-inf"))
             scores = _inside(scores, positions, own, length, window, WIDTH, WINDOWED)
             m, l, acc = visit(m, l, acc, scores, widened(v, WIDE), None)
@@ -327,7 +327,7 @@ def attend_to_rows(
         )
         # Zeros are filled in here: loads that did so would take more registers.
         k, v = tl.where(filled, k.to(WIDE), 0.0), tl.where(filled, widened(v, WIDE), 0.0)
-        scores = _capped(tl.dot(q, tl.trans(k), input_precision="ieee"), cap)
+        scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), cap)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         scores = _inside(scores, begin + tile, own, length, window, WIDTH, WINDOWED)
         m, l, acc = visit(m, l, acc, scores, v, None)
@@ -336,7 +336,7 @@ def attend_to_rows(
             blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
             at = _offsets(blocks, block_stride, positions, head, BLOCK_SIZE, D)
             keys, values = _load_tile(keys_ptr, values_ptr, at, D, PADDED_D)
-            scores = _capped(tl.dot(q, keys.to(WIDE), input_precision="ieee"), cap)
+            scores = capped(tl.dot(q, keys.to(WIDE), input_precision="ieee"), cap)
             scores = _inside(scores, positions, own, length, window, WIDTH, WINDOWED)
             m, l, acc = visit(m, l, acc, scores, widened(values, WIDE), None)
 

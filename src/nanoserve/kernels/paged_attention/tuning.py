@@ -20,6 +20,8 @@ MAX_SPLITS = 128
 """Splits of a row at most."""
 MAX_TOKENS_PER_SPLIT = 4096
 """A row is split, whatever the batch, before one program walks more tokens than this while others have ended."""
+MOST_COPIED = 2048
+"""A row whose tokens the copy engine fetches is split before one program walks more than this."""
 PROGRAMS_PER_SM = 8
 """Programs that a multiprocessor holds and that hide each other's latency."""
 FULL_PROGRAMS_PER_SM = 3
@@ -59,46 +61,21 @@ TILINGS: Final = (  # bytes of a key, batch, and splits from:  tokens, warps, st
     (64, ANY, 1, Tiling(32, 1, 7, early=False)),
     (128, LONE_ROWS, LONG_SPLITS, Tiling(128, 4, 3, early=True)),
     (128, LONE_ROWS, 1, Tiling(64, 4, 3, early=True)),
-    (128, 48, 1, Tiling(32, 1, 7, early=True)),
-    # Not split, and all programs run at once: larger tiles keep more bytes on their way.
-    (128, 128, 1, Tiling(64, 1, 7, early=False)),
     (128, ANY, 1, Tiling(32, 1, 7, early=False)),
     (256, 1, LONG_SPLITS, Tiling(32, 2, 5, early=True)),
     (256, 1, 1, Tiling(32, 4, 3, early=True)),
     (256, FEW_ROWS, 1, Tiling(32, 2, 5, early=True)),
-    (256, 32, 1, Tiling(32, 1, 7, early=False)),
-    (256, 48, 1, Tiling(32, 1, 5, early=False)),
     (256, ANY, 1, Tiling(32, 1, 7, early=False)),
-    (512, LONE_ROWS, 1, Tiling(16, 4, 3, early=True)),
     (512, FEW_ROWS, 1, Tiling(32, 4, 5, early=True)),
-    (512, 48, 1, Tiling(16, 2, 5, early=False)),
     (512, ANY, 1, Tiling(32, 4, 5, early=False)),
     (1024, FEW_ROWS, 1, Tiling(16, 4, 3, early=True)),
     (1024, ANY, 1, Tiling(16, 4, 3, early=False)),
 )
 """The first entry that is large enough in bytes and batch, and that asks for no more splits, is the tiling.
 
-The bytes are those of one key of one head, padded to a power of two. Entries of 128 bytes (head_dim 64 in bfloat16) were
-measured in whole steps of Llama 3.2 1B on an H200, those of 256 bytes with heads of 128 likewise, those of 512 bytes alone
+The bytes are those of one key of one head, padded to a power of two; those of 8-bit floats are as many instructions as 16 bits. Entries of 128 bytes (head_dim 64
+in bfloat16) were measured in whole steps of Llama 3.2 1B on an H200, those of 256 bytes with heads of 128 likewise, those of 512 bytes alone
 with the heads of Gemma 3 4B; the others keep as many bytes per tile. `docs/log.md` says what lost; `benchmarks/gpu_tiles.py` measures again.
-"""
-
-NARROW_TILINGS: Final = (  # elements of a key, and then as above
-    (32, ANY, 1, Tiling(32, 1, 7, early=False)),
-    (64, LONE_ROWS, LONG_SPLITS, Tiling(128, 2, 3, early=True)),
-    (64, LONE_ROWS, 1, Tiling(64, 4, 3, early=True)),
-    (64, 48, 1, Tiling(32, 1, 7, early=True)),
-    (64, 128, 1, Tiling(64, 2, 5, early=False)),
-    (64, ANY, 1, Tiling(64, 1, 5, early=False)),
-    (128, FEW_ROWS, 1, Tiling(32, 2, 5, early=True)),
-    (128, ANY, 1, Tiling(64, 2, 5, early=False)),
-    (256, FEW_ROWS, 1, Tiling(32, 4, 5, early=True)),
-    (256, ANY, 1, Tiling(32, 4, 5, early=False)),
-)
-"""Tilings of keys in 8-bit floats, which are as many instructions as others for half the bytes.
-
-Measured alone on an H100 were one row of 32,768 tokens and 256 of 1,000 with heads of 64 elements, and 64 rows of 4,096 with heads of 128;
-the others are those of bfloat16, whose loops have as many instructions.
 """
 
 
@@ -119,15 +96,55 @@ def choose_tile(
 
     With more than 16 `padded` rows, a warp for each 16 at least: their sums would not fit into the registers of fewer.
     """
-    size, table = key_bytes(head_dim, dtype), NARROW_TILINGS if dtype.itemsize == 1 else TILINGS
-    if (batch, size, dtype.itemsize, padded) == (1, 256, 2, 16) and splits <= LONG_SPLITS:
+    size = key_bytes(head_dim, torch.float16 if dtype.itemsize == 1 else dtype)
+    if (batch, size, padded) == (1, 256, 16) and splits <= LONG_SPLITS:
         return Tiling(64, 8 if kv_heads <= FEW_HEADS and splits < LONG_SPLITS else 4, 3, early=True)
     tiling = next(
         tiling
-        for most_bytes, most_rows, least_splits, tiling in table
+        for most_bytes, most_rows, least_splits, tiling in TILINGS
         if size <= most_bytes and batch <= most_rows and splits >= least_splits
     )
     return tiling._replace(warps=max(tiling.warps, padded // 16))
+
+
+COPIED_HEADS: Final = (64, 128, 256)
+"""Elements of heads whose decode attention may have the copy engine fetch keys and values."""
+COPIED_VISITS: Final = 3
+"""How many visits' keys and values it has room for; those of two are on their way while one is read."""
+COPIED_ALONE: Final = 64
+"""A row alone has them fetched with heads of 64 elements and so many splits, or more: its products use no shared memory, and what does starts 3 to 8 us later between them."""
+
+
+def is_copied(batch: int, head_dim: int, splits: int) -> bool:
+    """True if the copy engine should fetch keys and values for `batch` places, where it can."""
+    return batch > 1 or (head_dim == 64 and splits >= COPIED_ALONE)
+
+
+class Copied(NamedTuple):
+    """Sizes of a program whose keys and values the copy engine fetches: columns for queries, warps, and keys of a visit."""
+
+    columns: int
+    warps: int
+    keys: int
+
+
+def copied_sizes(queries: int, head_dim: int) -> Copied:
+    """Sizes for so many queries of a KV head: 8 or 16 KB of keys a visit, and a warp for each 8 queries, whose sums would not fit into the registers of fewer."""
+    columns = max(8, next_power_of_2(queries))
+    warps = min(columns // 8, 4)
+    return Copied(columns, warps, max(4096 // head_dim, 16 * warps))
+
+
+def copied_splits(batch: int, kv_heads: int, max_context: int, num_sms: int, head_dim: int) -> int | None:
+    """As `choose_splits`, of programs for which the copy engine fetches: as many as each multiprocessor has schedulers; None where it should not.
+
+    Programs that walk many tokens are worth splitting further, as a batch's rows may differ in length.
+    """
+    filling = _power_of_2_below(max(1, 4 * num_sms // (batch * kv_heads)))
+    useful = next_power_of_2(triton.cdiv(max_context, max(64, head_dim)))
+    needed = next_power_of_2(triton.cdiv(max_context, MOST_COPIED))
+    splits = min(MAX_SPLITS, max(needed, min(filling, useful)))
+    return splits if is_copied(batch, head_dim, splits) else None
 
 
 def choose_splits(

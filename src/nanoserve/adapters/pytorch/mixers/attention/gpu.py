@@ -12,7 +12,7 @@ from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.adapters.pytorch.mixers.gpu_mixer import ChunkSpan, GpuFacts, Padded, StepArena, write_tiles
 from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.step_inputs import Pages
-from nanoserve.kernels.device.launch import SplitScratch
+from nanoserve.kernels.device.launch import SplitScratch, has_wgmma
 from nanoserve.kernels.heads import HeadTransform
 from nanoserve.kernels.kept import FLOAT8
 from nanoserve.kernels.paged import PagedCache
@@ -46,10 +46,13 @@ class GpuAttention:
 
     def choose_splits(self, bucket: int, longest: int, /) -> int:
         head_dim, dtype = self._head_dim, self._facts.dtype
+        sizes = bucket, self._num_kv_heads, min(longest, self._widest), self._facts.multiprocessors
+        copies = head_dim in tuning.COPIED_HEADS and dtype.itemsize == 2 and has_wgmma(self._facts.device)
+        if copies and (splits := tuning.copied_splits(*sizes, head_dim)):
+            return splits
         kept = FLOAT8 if any(each.kept for each in self._layers.values()) else dtype
         tile, size = tuning.choose_tile(bucket, head_dim, kept).tokens, tuning.key_bytes(head_dim, dtype)
-        seen, multiprocessors = min(longest, self._widest), self._facts.multiprocessors
-        return tuning.choose_splits(bucket, self._num_kv_heads, seen, multiprocessors, tile, size=size)
+        return tuning.choose_splits(*sizes, tile, size=size)
 
     def allocate(self, max_place_splits: int, /) -> None:
         """See `GpuMixer`: rotated queries, and what parts of long rows leave behind."""
@@ -95,11 +98,8 @@ class GpuAttention:
             rope_and_cache(qkv, query, cache, transform, **what, newest=True, limits=limits, width=width)
             prefill_attention(query, cache, out, tiles=places, lengths=lengths, width=width, **part.scoring)
             return
-        padded = tuning.padded_group(self._num_heads // self._num_kv_heads, width)
-        heads = {"padded": padded, "kv_heads": self._num_kv_heads}
-        tiling = tuning.choose_tile(len(places), part.head_dim, cache.keys.dtype, step.splits, **heads)
         how: dict[str, Any] = {"splits": step.splits, "scratch": self._scratch, "pdl": step.pdl}
-        how |= {**part.scoring, "limits": limits, "width": width, "tiling": tiling}
+        how |= {**part.scoring, "limits": limits, "width": width}
         decode_attention(qkv, cache, transform, out, batch_rows=places, lengths=lengths, **how)
 
     def _cache(self, part: Attention) -> PagedCache:
