@@ -318,7 +318,7 @@ def test_packed_numbers_in_slices(
 ) -> None:
     """Even ones, and ones that reach beyond what there is; the last to arrive adds, and leaves the counters as they were."""
     monkeypatch.setattr(linear, "packed_pays", lambda *_: True)
-    monkeypatch.setattr(tuning_table, "packed_tile", lambda *_: (PACKED_TILES[-1], 4))
+    monkeypatch.setattr(tuning_table, "packed_tile", lambda *_: PACKED_TILES[-1])
     monkeypatch.setattr(linear, "packed_scratch", lambda *_: (1 << 17, 8))
     product = stored_product(inputs := Inputs(device, torch.float16), 70, k, form, bias=True, added=True)
     agree(check_packed_linear(inputs, product, [65, 3]), TOLERANCE[torch.float16])

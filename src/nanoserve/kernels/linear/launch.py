@@ -303,14 +303,11 @@ def packed_linear(
         bias: [N], added to the product.
         residual: [T, N], contiguous, added to the sum; may be `out` itself.
     """
-    n, k = weight.shape
-    (tile, splits), described = (
-        packed_way(weight.form, triton.cdiv(len(x), 64) * 64, n, k),
-        has_wgmma(x.device),
-    )
-    packed_kernel[(triton.cdiv(len(x), tile.bt) * triton.cdiv(n, tile.bn), splits)](
+    (n, k), described = weight.shape, has_wgmma(x.device)
+    tile = packed_way(weight.form, triton.cdiv(len(x), 64) * 64, n, k)
+    packed_kernel[(triton.cdiv(len(x), tile.bt) * triton.cdiv(n, tile.bn), tile.splits)](
         x_ptr=described_rows(x, tile.bt, tile.bk) if described else x, **step_arguments(weight), out_ptr=out, bias_ptr=bias, residual_ptr=residual,
-        partials_ptr=workspace.partials, counters_ptr=workspace.counters, T=len(x), N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band, SPLITS=splits,
+        partials_ptr=workspace.partials, counters_ptr=workspace.counters, T=len(x), N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band, SPLITS=tile.splits,
         PAIRS=_pairs(x), DESCRIBED=described, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 

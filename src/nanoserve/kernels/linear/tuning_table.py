@@ -36,14 +36,7 @@ MOST_PARTIALS: Final = 1 << 25
 """Partial sums that a product in slices may leave."""
 
 
-class CutTile(NamedTuple):
-    """A tile of many rows, and the slices of K."""
-
-    tile: InvariantTile
-    splits: int
-
-
-Tile = RowTile | SkinnyTile | CutTile
+Tile = RowTile | SkinnyTile | InvariantTile
 KINDS: Final = ("row", "row gated", "skinny", "skinny gated", "split", "fp8", "packed")
 """The function that multiplies: `row_linear`, `skinny_linear`, `split_linear`, `fp8_linear` or `packed_linear`."""
 
@@ -88,15 +81,14 @@ def measured(kind: str, form: Form, shape: Sequence[int], rows: int) -> Any:
     return TABLE.get(Key(kind, form_name(form), shape[0], shape[1], bucket(rows))) if TABLE else None
 
 
-def packed_way(form: Form, rows: int, n: int, k: int) -> tuple[InvariantTile, int]:
-    """The tile of a product of packed numbers, and the slices of k."""
+def packed_way(form: Form, rows: int, n: int, k: int) -> InvariantTile:
+    """The tile of a product of packed numbers."""
     return measured("packed", form, (n, k), rows) or packed_tile(rows, n, k)
 
 
 def fp8_way(form: Form, rows: int, n: int, k: int) -> InvariantTile:
     """The tile of a product of 8-bit floats."""
-    found = measured("fp8", form, (n, k), rows)
-    return found.tile if found else fp8_tile(rows, n, blocks=form.group < k)
+    return measured("fp8", form, (n, k), rows) or fp8_tile(rows, n, blocks=form.group < k)
 
 
 @contextlib.contextmanager
@@ -120,9 +112,9 @@ def rule_tile(key: Key, room: int) -> Tile:
         bits = 16 if form is PLAIN else 8 * form.dtype.itemsize * form.stored_width(k) // k
         return row_tile(n, k, bits, gate=gate, form=form)
     if kind == "fp8":
-        return CutTile(fp8_tile(rows, n, blocks=form.group < k), 1)
+        return fp8_tile(rows, n, blocks=form.group < k)
     if kind == "packed":
-        return CutTile(*packed_tile(rows, n, k))
+        return packed_tile(rows, n, k)
     splits = split_count(rows, n, k, form=form) if kind == "split" else None
     return skinny_tile(rows, n, k, 2, gate=gate, splits=splits, room=room, form=form)
 
@@ -212,14 +204,14 @@ _PACKED = (
     *((128, 64, 64, 8, 4, 4), (256, 64, 64, 8, 4, 3)),
 )
 _CUT_TILES: Final = {
-    "fp8": [CutTile(InvariantTile(*each), 1) for each in _FP8],
-    "packed": [CutTile(InvariantTile(*each), splits) for each in _PACKED for splits in (1, 2, 4)],
+    "fp8": [InvariantTile(*each) for each in _FP8],
+    "packed": [InvariantTile(*each, splits) for each in _PACKED for splits in (1, 2, 4)],
 }
 
 
-def _cut_fits(cut: CutTile, key: Key, form: Form, room: int) -> bool:
+def _cut_fits(tile: InvariantTile, key: Key, form: Form, room: int) -> bool:
     """True if its steps fit, each of which is a group or lies in one, and its slices are neither too short nor too many."""
-    tile, splits = cut
+    splits = tile.splits
     size = (tile.bt * (1 if key.kind == "fp8" else 2) + tile.bn) * tile.bk * tile.stages
     partials = triton.cdiv(BUCKETS[-1], tile.bt) * tile.bt * splits * triton.cdiv(key.n, tile.bn) * tile.bn
     grouped = key.kind == "packed" or form.group % tile.bk == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import cache
 from typing import Final, NamedTuple
@@ -14,7 +13,7 @@ from nanoserve.kernels.linear.tuning import JOINING, MULTIPROCESSORS
 
 
 class InvariantTile(NamedTuple):
-    """`bt` rows of x times `bn` rows of the weight, `bk` elements of K at a time; `band` tiles share the weight."""
+    """`bt` rows of x times `bn` rows of the weight, `bk` elements of K at a time; `band` tiles share the weight, and K is in so many slices."""
 
     bt: int
     bn: int
@@ -22,6 +21,7 @@ class InvariantTile(NamedTuple):
     band: int
     warps: int
     stages: int
+    splits: int = 1
 
 
 INVARIANT_TILES: Final = (
@@ -74,7 +74,7 @@ Times of an H200 with an 8B model's products, one scale for each row of the weig
 
 
 _PACKED = (128, 64, 128, 8, 4, 3), (256, 64, 64, 8, 4, 3), (64, 64, 128, 8, 4, 4)
-PACKED_TILES: Final = tuple(InvariantTile(*each) for each in _PACKED)
+PACKED_TILES: Final = tuple(InvariantTile(*each, splits) for each in _PACKED for splits in (1, 2, 4))
 """Tiles of products of packed numbers, by which 4-bit ones take 0.84 of bfloat16's time by cuBLAS for 128 rows with gate and up of an 8B, 1.06 for 256 and 1.3 for 512."""
 MOST_PACKED_ROWS = 1024
 """The most rows that these may multiply; to widen the weight first then costs 20 to 26% of the product at so many rows, 11 to 16% at 2,048, and 3 to 9% at 8,192."""
@@ -100,18 +100,18 @@ def fp8_rows(n: int, *, blocks: bool) -> list[int]:
 
 
 @cache
-def packed_tile(rows: int, n: int, k: int) -> tuple[InvariantTile, int]:
-    """The tile of a product of packed numbers, for this many rows with a weight [n, k], and the slices of k, that take the least time."""
-    return min(itertools.product(PACKED_TILES, (1, 2, 4)), key=lambda way: _packed_time(rows, n, k, *way))
+def packed_tile(rows: int, n: int, k: int) -> InvariantTile:
+    """The tile of a product of packed numbers, for this many rows with a weight [n, k], that takes the least time."""
+    return min(PACKED_TILES, key=lambda tile: _packed_time(rows, n, k, tile))
 
 
-def _packed_time(rows: int, n: int, k: int, tile: InvariantTile, splits: int) -> float:
+def _packed_time(rows: int, n: int, k: int, tile: InvariantTile) -> float:
     """Microseconds of an H200."""
-    programs = triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn) * splits
+    programs = triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn) * tile.splits
     turns, left = divmod(programs, 2 * MULTIPROCESSORS)
     last = 0.0 if left == 0 else (ALONE if left <= MULTIPROCESSORS else BESIDE)[tile.bt]
-    joining = 0.0 if splits == 1 else JOINING + splits * rows * n * 2 / 1e6
-    return k / splits * (turns * BESIDE[tile.bt] + last) + joining
+    joining = 0.0 if tile.splits == 1 else JOINING + tile.splits * rows * n * 2 / 1e6
+    return k / tile.splits * (turns * BESIDE[tile.bt] + last) + joining
 
 
 @cache
@@ -119,7 +119,7 @@ def packed_pays(rows: int, n: int, k: int) -> bool:
     """True if packed numbers [n, k] multiply so many rows in less time than it takes to widen them before a product of halves, by an H200's times of 4-bit ones."""
     rows = triton.cdiv(rows, 64) * 64
     widening = n * k * (WIDENING + max(READING, 2 * rows / FLOPS)) + LAUNCH
-    return rows <= MOST_PACKED_ROWS and _packed_time(rows, n, k, *packed_tile(rows, n, k)) <= widening
+    return rows <= MOST_PACKED_ROWS and _packed_time(rows, n, k, packed_tile(rows, n, k)) <= widening
 
 
 def packed_ways(n: int, k: int) -> list[int]:
@@ -128,11 +128,12 @@ def packed_ways(n: int, k: int) -> list[int]:
     return [*{packed_tile(rows, n, k) if packed_pays(rows, n, k) else None: rows for rows in every}.values()]
 
 
-def packed_scratch(
-    n: int, k: int, way: Callable[[int, int, int], tuple[InvariantTile, int]]
-) -> tuple[int, int]:
+def packed_scratch(n: int, k: int, way: Callable[[int, int, int], InvariantTile]) -> tuple[int, int]:
     """The most partial sums that such a product leaves if it is cut this `way`, and the most tiles that it leaves them for."""
-    every = [(rows, *way(rows, n, k)) for rows in range(64, MOST_PACKED_ROWS + 1, 64)]
-    cut = [(splits, tile, triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn)) for rows, tile, splits in every if splits > 1 and packed_pays(rows, n, k)]  # fmt: skip
-    partials = max((count * splits * tile.bt * tile.bn for splits, tile, count in cut), default=0)
-    return partials, max((count for *_, count in cut), default=0)
+    partials = tiles = 0
+    for rows in range(64, MOST_PACKED_ROWS + 1, 64):
+        tile = way(rows, n, k)
+        if tile.splits > 1 and packed_pays(rows, n, k):
+            count = triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn)
+            partials, tiles = max(partials, count * tile.splits * tile.bt * tile.bn), max(tiles, count)
+    return partials, tiles

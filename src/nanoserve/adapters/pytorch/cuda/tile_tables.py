@@ -99,16 +99,10 @@ def _tile_of(entry: Any, room: int) -> tuple[Key, Tile]:
     try:
         key = Key(*(entry[name] for name in Key._fields))
         if [*map(type, key)] == [str, str, int, int, int]:
-            return key, next(each for each in neighbours(key, room) if _written(each) == entry["tile"])
+            return key, next(each for each in neighbours(key, room) if each._asdict() == entry["tile"])
     except (TypeError, KeyError, IndexError, ValueError, StopIteration):
         pass
     raise ValueError(f"no kernel takes {str(entry)[:100]}")
-
-
-def _written(tile: Any) -> dict[str, Any]:
-    """A tile by the names of its parts."""
-    fields = tile._asdict()
-    return {**fields.pop("tile", tile)._asdict(), **fields} if "tile" in fields else fields
 
 
 def update(
@@ -121,7 +115,7 @@ def update(
     for each in findings:
         tiles.pop(each.key, None)
         tiles.update({} if each.tile is None else {each.key: each.tile})
-    lines = [json.dumps({**key._asdict(), "tile": _written(tile)}) for key, tile in sorted(tiles.items())]
+    lines = [json.dumps({**key._asdict(), "tile": tile._asdict()}) for key, tile in sorted(tiles.items())]
     head = json.dumps({**subject, "tiles": []}, ensure_ascii=False)[:-2]
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as fresh:
