@@ -10,7 +10,7 @@ is computed twice. So neither other rows nor the cuts of chunks can matter.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -21,6 +21,20 @@ QUERIES: Final = 4
 POSITIONS: Final = 128
 MOST_TILES: Final = 64
 """Tiles that are computed at once, which bounds the scratch memory."""
+
+
+class Scoring(NamedTuple):
+    """How products of queries and keys become weights.
+
+    Attributes:
+        scale: usually head_dim ** -0.5.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
+        sinks: [num_heads], one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
+    """
+
+    scale: float
+    soft_cap: float | None = None
+    sinks: Tensor | None = None
 
 
 class InvariantPlan(NamedTuple):
@@ -64,14 +78,7 @@ def plan_invariant_attention(
 
 
 def invariant_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    plan: InvariantPlan,
-    *,
-    scale: float,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
+    query: Tensor, keys: Tensor, values: Tensor, plan: InvariantPlan, scoring: Scoring
 ) -> Tensor:
     """softmax(scale * q k^T) v over the positions that each query reads; arguments and result are those of `paged_attention`.
 
@@ -79,25 +86,15 @@ def invariant_attention(
     """
     if keys.shape[1] == 1 and len(plan.tokens) % MOST_TILES == 1:
         plan = InvariantPlan(*(torch.cat((part, part[-1:])) for part in plan))
-    scoring: dict[str, Any] = {"scale": scale, "soft_cap": soft_cap, "sinks": sinks}
     padded = torch.cat((query, query.new_zeros(1, *query.shape[1:])))
     output = torch.empty_like(padded)
     for start in range(0, len(plan.tokens), MOST_TILES):
         tiles = InvariantPlan(*(part[start : start + MOST_TILES] for part in plan))
-        output[tiles.tokens] = _attend(padded[tiles.tokens], keys, values, tiles, **scoring)
+        output[tiles.tokens] = _attend(padded[tiles.tokens], keys, values, tiles, scoring)
     return output[:-1]
 
 
-def _attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tiles: InvariantPlan,
-    *,
-    scale: float,
-    soft_cap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, tiles: InvariantPlan, scoring: Scoring) -> Tensor:
     """The tiles' queries [N, queries, num_heads, head_dim] to the same shape."""
     count, queries, num_heads, head_dim = query.shape
     kv_heads = keys.shape[1]
@@ -109,14 +106,14 @@ def _attend(
     group = num_heads // kv_heads
     maximum = query.new_full((count * kv_heads, queries * group, 1), -torch.inf, dtype=torch.float32)
     total = torch.zeros_like(maximum)
-    if sinks is not None:
-        maximum = sinks.float().view(kv_heads, 1, group).repeat(count, queries, 1).view_as(maximum)
+    if scoring.sinks is not None:
+        maximum = scoring.sinks.float().view(kv_heads, 1, group).repeat(count, queries, 1).view_as(maximum)
         total = torch.ones_like(maximum)
     attended = query.new_zeros(grouped.shape, dtype=torch.float32)
     for key, value, hidden in _pieces((keys, values), tiles, group, head_dim, query.dtype):
-        scores = torch.bmm(grouped, key.transpose(1, 2)).float().mul_(scale)
-        if soft_cap is not None:
-            scores.div_(soft_cap).tanh_().mul_(soft_cap)
+        scores = torch.bmm(grouped, key.transpose(1, 2)).float().mul_(scoring.scale)
+        if scoring.soft_cap is not None:
+            scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
         scores.masked_fill_(hidden, -torch.inf)
         newest = torch.maximum(maximum, scores.amax(-1, keepdim=True))
         finite = newest.masked_fill(newest == -torch.inf, 0)

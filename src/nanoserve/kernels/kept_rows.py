@@ -12,10 +12,10 @@ import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.invariant_attention import Scoring
 from nanoserve.kernels.paged_attention.cpu import (
     BlockLayout,
     CacheRead,
-    Scoring,
     attend_rows,
     decode_bias,
     gather,

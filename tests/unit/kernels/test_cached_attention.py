@@ -86,12 +86,12 @@ class PagedCase:
             window=self.cache.window,
             dtype=self.query.dtype,
         )
-        return paged.paged_attention(self.query, *self.cache[:2], plan, **self.scoring)
+        return paged.paged_attention(self.query, *self.cache[:2], plan, paged.Scoring(**self.scoring))
 
     def invariant(self) -> Tensor:
         rows = zip(*self.rows, strict=True)
         plan = paged.plan_invariant_attention(self.cache.tables, *rows, window=self.cache.window)
-        return paged.invariant_attention(self.query, *self.cache[:2], plan, **self.scoring)
+        return paged.invariant_attention(self.query, *self.cache[:2], plan, paged.Scoring(**self.scoring))
 
     def exact(self) -> Tensor:
         return by_row(paged_reference.paged_attention, self.query, self.cache, self.rows, **self.scoring)

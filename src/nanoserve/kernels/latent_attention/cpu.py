@@ -14,7 +14,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from nanoserve.kernels.invariant_attention import InvariantPlan, invariant_attention, plan_invariant_attention
+from nanoserve.kernels.invariant_attention import (
+    InvariantPlan,
+    Scoring,
+    invariant_attention,
+    plan_invariant_attention,
+)
 
 TILE_ROWS = 1024
 """Pairs of query and head that are attended to together, which bounds the scratch memory: this many rows of scores."""
@@ -144,7 +149,7 @@ def invariant_latent_attention(
 ) -> Tensor:
     """As `latent_attention`, with bits that depend only on the query and the positions that it reads."""
     query, entries = F.pad(query, (0, -query.shape[2] % LINE)), entries[:, None]
-    return invariant_attention(query, entries, entries, plan, scale=scale)[..., :latent_dim]
+    return invariant_attention(query, entries, entries, plan, Scoring(scale))[..., :latent_dim]
 
 
 TOKENS: Final = 16

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.invariant_attention import Scoring
+
 TILE = 64
 """Queries of a prefill chunk that are attended to together; measured best of 32 to 512 on one core and on two."""
 MAX_PADDING = 1.25
@@ -97,20 +99,6 @@ class AttentionPlan(NamedTuple):
     prefill: tuple[PrefillRow, ...]
 
 
-class Scoring(NamedTuple):
-    """How products of queries and keys become weights.
-
-    Attributes:
-        scale: usually head_dim ** -0.5.
-        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
-        sinks: [num_heads], one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
-    """
-
-    scale: float
-    soft_cap: float | None = None
-    sinks: Tensor | None = None
-
-
 class _Row(NamedTuple):
     """One row: its place in the tables, its first token, its queries, and the positions [low, context) it sees."""
 
@@ -161,10 +149,7 @@ def paged_attention(
     keys: Tensor,
     values: Tensor,
     plan: AttentionPlan,
-    *,
-    scale: float,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
+    scoring: Scoring,
 ) -> Tensor:
     """Attend to the visible tokens of each query's own row: softmax(scale * q k^T) v.
 
@@ -177,14 +162,11 @@ def paged_attention(
             so many heads from one to the next as the plan says. The queries' own keys are already written.
         values: like `keys`.
         plan: from `plan_attention`.
-        scale: usually head_dim ** -0.5.
-        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
-        sinks: [num_heads], one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
+        scoring: how products become weights.
 
     Returns:
         [T, num_heads, head_dim] in the dtype of `query`.
     """
-    scoring = Scoring(scale, soft_cap, sinks)
     if len(plan.decode) == 1 and plan.decode[0].tokens is None:
         return _attend_decoding(query, keys, values, plan.decode[0], scoring)
     output = torch.empty_like(query)
