@@ -77,15 +77,18 @@ class Heads(NamedTuple):
 
     def transform(self, inputs: Inputs, positions: int) -> HeadTransform:
         """Rotations and the weights of norms; random weights, as real ones may make softmax all but hard."""
-        rotations = self.rotations
-        if rotations is None:
-            angles = inputs.normal(positions, self.head_dim // 2, dtype=torch.float32)
-            rotations = torch.cat((angles.cos(), angles.sin()), dim=1)
+        rotations = _turns(inputs, positions, self.head_dim) if self.rotations is None else self.rotations
         dtype = self.norm_dtype or inputs.dtype
         q_norm, k_norm = (
             1 + 0.2 * inputs.normal(self.head_dim, dtype=dtype) if self.norm else None for _ in "qk"
         )
         return HeadTransform(rotations, q_norm, k_norm, self.eps)
+
+
+def _turns(inputs: Inputs, positions: int, dim: int) -> Tensor:
+    """Cosines, then sines, of random angles, [positions, dim]."""
+    angles = inputs.normal(positions, dim // 2, dtype=torch.float32)
+    return torch.cat((angles.cos(), angles.sin()), dim=1)
 
 
 def paged_cache(
@@ -252,7 +255,4 @@ class LatentHeads(NamedTuple):
 
     def turns(self, inputs: Inputs, positions: int) -> Tensor:
         """Cosines and sines of this many positions."""
-        if self.rotations is not None:
-            return self.rotations
-        angles = inputs.normal(positions, self.rope_dim // 2, dtype=torch.float32)
-        return torch.cat((angles.cos(), angles.sin()), dim=1)
+        return _turns(inputs, positions, self.rope_dim) if self.rotations is None else self.rotations

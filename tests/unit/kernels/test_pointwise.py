@@ -8,9 +8,8 @@ from torch import Tensor
 
 from nanoserve.kernels.copies import copy_pages
 from nanoserve.kernels.copies import reference as copy_pages_reference
-from nanoserve.kernels.gates import ACTIVATIONS, Activation
+from nanoserve.kernels.gates import ACTIVATIONS, Activation, gated
 from nanoserve.kernels.pointwise import gated_activation, rms_norm, sigmoid_mul
-from nanoserve.kernels.pointwise import reference as gated_reference
 from nanoserve.kernels.pointwise import reference as rms_norm_reference
 from nanoserve.kernels.pointwise import reference as sigmoid_mul_reference
 from nanoserve.kernels.rope_and_cache import apply_rotation, rotation
@@ -56,7 +55,7 @@ def test_rope(dtype: torch.dtype) -> None:
 def test_gated_activation(activation: Activation, dtype: torch.dtype) -> None:
     x = (noise(6, 40) * 4).to(dtype)
     kept = x.clone()
-    exact = gated_reference.gated_activation(x, activation)
+    exact = gated(x, activation)
     close(gated_activation(x, activation), exact, dtype)
     assert torch.equal(x, kept)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from nanoserve.kernels.forms import FP8
 from nanoserve.kernels.forms.fp8 import LARGEST
 from nanoserve.kernels.forms.launch import quantize_rows_into
-from nanoserve.kernels.gates import Activation
+from nanoserve.kernels.gates import Activation, gated
 from nanoserve.kernels.pointwise import launch, reference
 from nanoserve.kernels.testing import Comparison, Inputs, expect
 
@@ -96,7 +96,7 @@ def check_gated_activation(
 ) -> Iterator[Comparison]:
     """The product; the gate is left as it was."""
     gate_up = inputs.normal(rows, 2 * size) * 4
-    out = expect(reference.gated_activation(gate_up, activation))
+    out = expect(gated(gate_up, activation))
     return inputs.compare(launch.gated_activation_into, gate_up=gate_up, out=out, activation=activation)
 
 
@@ -110,7 +110,7 @@ def check_quantize_rows(
     numbers, scales = inputs.poisoned(rows, size, dtype=FP8.dtype), inputs.poisoned(rows, dtype=torch.float32)
     inputs.settle()
     quantize_rows_into(x, numbers, scales, activation=activation, pdl=inputs.pdl)
-    wanted = x.float() if activation is None else reference.gated_activation(x, activation)
+    wanted = x.float() if activation is None else gated(x, activation)
     case = f"{rows} x {size}, {activation}"
     yield Comparison(f"scales of {case}", scales * LARGEST, wanted.abs().amax(1))
     off = (numbers.float() * scales[:, None] - wanted).abs()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.gates import Activation, gated
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Compute x / sqrt(mean(x^2) + eps) * weight over the last dimension; float32."""
@@ -56,11 +54,6 @@ def norm_qkv(
     ]
     joined = torch.cat((*normed, v), dim=1)
     return joined if clip is None else joined.clamp(-clip, clip)
-
-
-def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
-    """Arguments as in `cpu.py`; float32."""
-    return gated(gate_up, activation)
 
 
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
