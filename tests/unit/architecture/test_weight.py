@@ -17,8 +17,8 @@ SLACK = 150
 ROOMS = {
     "ports": 4003,
     "domain": 9038,
-    "kernels": 16075,
-    "adapters/pytorch": 16962,
+    "kernels": 16040,
+    "adapters/pytorch": 16958,
     "adapters": 11115,
     "entrypoints/server": 10949,
     "entrypoints": 12001,
