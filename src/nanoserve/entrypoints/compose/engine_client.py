@@ -26,7 +26,7 @@ from nanoserve.ports.engine_link import Start
 Member = sharing.Member
 Sharing = sharing.Sharing
 own_program, start_program = launching.own_program, launching.start_program
-end_process, until_ended = process.end_process, process.until_ended
+end_process, until_ended, first_of = process.end_process, process.until_ended, process.first_of
 become_host = launching.become_host
 JoinedEngine = KeptEngine[Membership]
 

@@ -186,10 +186,10 @@ class EngineLife:
         """
         self.process.send(start)
         if self.process.is_prepared:
-            await _first_of(self.began, self.process.gone, seconds=reaction)
+            await first_of(self.began, self.process.gone, seconds=reaction)
             if not self.began.is_set():
                 return False
-        await _first_of(self._ready, self.process.gone, seconds=limit)
+        await first_of(self._ready, self.process.gone, seconds=limit)
         self._watch = StallWatch(self._stall_timeout, time.monotonic())
         return self.was_ready
 
@@ -198,7 +198,7 @@ class EngineLife:
         while not self.process.has_ended:
             if self._watch.is_stalled(time.monotonic()):
                 return True
-            await _first_of(self.process.gone, seconds=TICK)
+            await first_of(self.process.gone, seconds=TICK)
         return False
 
     async def show_stacks(self) -> None:
@@ -224,8 +224,8 @@ class EngineLife:
                     self._last_step = state.last_step
 
 
-async def _first_of(*events: asyncio.Event, seconds: float | None) -> None:
-    """Wait until one of the events has happened, for this many seconds at most."""
+async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None:
+    """Wait until one of the events has happened, for this many seconds at most, or however long that takes."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

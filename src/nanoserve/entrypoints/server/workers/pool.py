@@ -19,6 +19,7 @@ from nanoserve.entrypoints.compose.engine_client import (
     Member,
     Sharing,
     end_process,
+    first_of,
     own_program,
     start_program,
     until_ended,
@@ -78,10 +79,7 @@ class Workers:
     async def until_open(self) -> None:
         """Return once all of them take requests; raises `StartError` if one ends before that."""
         for worker in list(self._living.values()):
-            waits = [asyncio.create_task(each.wait()) for each in (worker.member.opened, worker.member.gone)]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for each in waits:
-                each.cancel()
+            await first_of(worker.member.opened, worker.member.gone)
             if not worker.member.opened.is_set():
                 message = "an HTTP process ended while it started; see the messages above"
                 raise StartError(message, "HTTP_WORKER_ENDED")
