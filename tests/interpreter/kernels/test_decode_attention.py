@@ -25,6 +25,7 @@ from nanoserve.kernels.paged_attention.tuning import (
     choose_tile,
     copied_sizes,
     copied_splits,
+    fits_copies,
     is_copied,
     padded_group,
 )
@@ -283,12 +284,9 @@ def test_a_row_alone_has_its_keys_fetched_where_its_heads_are_narrow_and_it_is_l
 
 
 def test_programs_for_which_the_copy_engine_fetches_have_a_column_for_each_query() -> None:
-    assert [copied_sizes(queries, 128) for queries in (1, 8, 9, 40)] == [
-        (8, 1, 32),
-        (8, 1, 32),
-        (16, 2, 32),
-        (64, 4, 64),
-    ]
+    assert [copied_sizes(queries, 128) for queries in (1, 8, 9)] == [(8, 1, 32), (8, 1, 32), (16, 2, 32)]
+    assert [fits_copies(128, queries) for queries in (9, 16, 17)] == [True, True, False]
+    assert [fits_copies(head_dim, 16) for head_dim in (64, 80, 256)] == [True, False, False]
     assert [copied_sizes(4, head_dim).keys for head_dim in COPIED_HEADS] == [64, 32, 16]
 
 

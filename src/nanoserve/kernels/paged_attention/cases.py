@@ -15,9 +15,9 @@ from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention import reference, tuning
 from nanoserve.kernels.paged_attention.launch import (
     decode_attention,
+    decode_tiling,
     prefill_attention,
     prefill_attention_by_roles,
-    suits_copies,
     suits_roles,
 )
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, copy_apart
@@ -129,19 +129,16 @@ def check_drafted_attention(
 def _check_tilings(
     inputs: Inputs, heads: Heads, case: DecodeCase, width: int, sizes: Iterable[tuple[int, int]]
 ) -> Iterator[Comparison]:
-    """The tilings of batches and splits, with and without PDL."""
-    wanted, padded = case.exact(), tuning.padded_group(heads.num_heads // heads.num_kv_heads, width)
-    for batch, splits in sizes:
-        of = batch, heads.head_dim, case.cache.keys.dtype, splits
-        tiling = tuning.choose_tile(*of, padded=padded, kv_heads=heads.num_kv_heads)
-        for pdl in inputs.launches:
-            name = f"{heads}, {width} tokens of each row, {splits} splits, tiles of {tiling.tokens}"
-            yield from case.compare(name, case.run(splits, tiling, pdl=pdl), wanted)
-    if suits_copies(case.cache, inputs.dtype):
-        copied = tuning.copied_sizes(heads.num_heads // heads.num_kv_heads * width, heads.head_dim)
-        for splits, pdl in itertools.product(SPLITS, inputs.launches):
-            name = f"{heads}, {width} tokens of each row, {splits} splits, fetched by the copy engine"
-            yield from case.compare(name, case.run(splits, copied, pdl=pdl), wanted)
+    """The tilings that serve batches and splits, with and without PDL."""
+    wanted, group = case.exact(), heads.num_heads // heads.num_kv_heads
+    how = {"group": group, "width": width}
+    served = {
+        (decode_tiling(case.cache, inputs.dtype, batch=batch, splits=splits, **how), splits): None
+        for batch, splits in sizes
+    }
+    for (tiling, splits), pdl in itertools.product(served, inputs.launches):
+        name = f"{heads}, {width} tokens of each row, {splits} splits, {tiling}"
+        yield from case.compare(name, case.run(splits, tiling, pdl=pdl), wanted)
 
 
 def _short(heads: Heads) -> Heads:

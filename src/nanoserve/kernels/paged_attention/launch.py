@@ -31,7 +31,6 @@ from nanoserve.kernels.paged_attention.triton_roles import (
 )
 from nanoserve.kernels.paged_attention.triton_tiles import prefill_attention_kernel
 from nanoserve.kernels.paged_attention.tuning import (
-    COPIED_HEADS,
     COPIED_VISITS,
     LEAST_BY_ROLES,
     ROLES,
@@ -91,7 +90,7 @@ def decode_attention(
         sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
         splits: programs per row and KV head, from `choose_splits`; any number is right for any length.
         scratch: for at least B * W * splits sums per head; not used if `splits` is 1.
-        tiling: how each program walks its tokens, from `choose_tile`, or from `copied_sizes` if the cache `suits_copies`; None for what is fastest.
+        tiling: how each program walks its tokens, by default the `decode_tiling`.
         pdl: whether this launch takes part in programmatic dependent launch. Rows, lengths, block tables and older
             keys and values are then read before earlier kernels are done: none of those may still write them.
 
@@ -117,7 +116,9 @@ def decode_attention(
     }  # fmt: skip
     grid = kv_heads, tokens // width, splits
     if tiling is None:
-        tiling = _tiling(cache, qkv.dtype, group=group, batch=tokens // width, width=width, splits=splits)
+        tiling = decode_tiling(
+            cache, qkv.dtype, group=group, batch=tokens // width, width=width, splits=splits
+        )
     if isinstance(tiling, Copied):
         keys, values = _described_blocks(cache, tiling.keys)
         attend_to_rows_by_copies[grid](
@@ -133,12 +134,13 @@ def decode_attention(
         add_splits(out.view(-1, head_dim), scratch, splits=splits, pdl=pdl)
 
 
-def _tiling(
+def decode_tiling(
     cache: PagedCache, dtype: torch.dtype, *, group: int, batch: int, width: int, splits: int
 ) -> Tiling | Copied:
-    """How `batch` places are served, `group` query heads of each of `width` tokens by a KV head."""
+    """How `batch` places are served, `group` query heads of each of `width` tokens by a KV head: by the copy engine on Hopper, in 16 bits, where that is faster."""
     kv_heads, _, head_dim = cache.keys.shape[1:]
-    if suits_copies(cache, dtype) and tuning.is_copied(batch, head_dim, splits):
+    fits = tuning.fits_copies(head_dim, group * width) and tuning.is_copied(batch, head_dim, splits)
+    if fits and dtype.itemsize == 2 and _is_described(cache):
         return copied_sizes(group * width, head_dim)
     heads = {"padded": padded_group(group, width), "kv_heads": kv_heads}
     return tuning.choose_tile(batch, head_dim, cache.keys.dtype, splits, **heads)
@@ -209,11 +211,6 @@ def prefill_attention(
         PACKED=packed, ROWS=rows, KEYS=keys_per_visit, STAGES=stages,
         NEWEST=lengths is not None, WIDTH=width, BOTH=ends is not None, num_warps=warps,
     )  # fmt: skip
-
-
-def suits_copies(cache: PagedCache, dtype: torch.dtype) -> bool:
-    """True if `decode_attention` of queries in this dtype can let the copy engine fetch: on Hopper, in 16 bits, with heads of 64, 128 or 256 elements."""
-    return cache.keys.shape[3] in COPIED_HEADS and dtype.itemsize == 2 and _is_described(cache)
 
 
 def suits_roles(cache: PagedCache, sinks: Tensor | None) -> bool:

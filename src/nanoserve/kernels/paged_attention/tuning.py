@@ -109,10 +109,17 @@ def choose_tile(
 
 COPIED_HEADS: Final = (64, 128, 256)
 """Elements of heads whose decode attention may have the copy engine fetch keys and values."""
+MOST_SUMS: Final = 2048
+"""Elements of all queries of a KV head that such a program has sums of, at most: those of 16 with heads of 128."""
 COPIED_VISITS: Final = 3
 """How many visits' keys and values it has room for; those of two are on their way while one is read."""
 COPIED_ALONE: Final = 64
 """A row alone has them fetched with heads of 64 elements and so many splits, or more: its products use no shared memory, and what does starts 3 to 8 us later between them."""
+
+
+def fits_copies(head_dim: int, queries: int) -> bool:
+    """True if the sums of so many queries of a KV head fit into the registers of programs for which the copy engine fetches."""
+    return head_dim in COPIED_HEADS and next_power_of_2(queries) * head_dim <= MOST_SUMS
 
 
 def is_copied(batch: int, head_dim: int, splits: int) -> bool:
@@ -131,8 +138,7 @@ class Copied(NamedTuple):
 def copied_sizes(queries: int, head_dim: int) -> Copied:
     """Sizes for so many queries of a KV head: 8 or 16 KB of keys a visit, and a warp for each 8 queries, whose sums would not fit into the registers of fewer."""
     columns = max(8, next_power_of_2(queries))
-    warps = min(columns // 8, 4)
-    return Copied(columns, warps, max(4096 // head_dim, 16 * warps))
+    return Copied(columns, columns // 8, 4096 // head_dim)
 
 
 def copied_splits(batch: int, kv_heads: int, max_context: int, num_sms: int, head_dim: int) -> int | None:

@@ -140,7 +140,16 @@ def build(settings: EngineSettings, watch: Stopwatch, *, num_blocks: tuple[int, 
         spec=SPEC,
         defaults=SamplingDefaults(),
         facts=EngineFacts(
-            **limits.sizes(), pid=os.getpid(), model=settings.model or "built-in", device="cpu", dtype="none"
+            pid=os.getpid(),
+            model=settings.model or "built-in",
+            device="cpu",
+            dtype="none",
+            vocab_size=VOCAB,
+            max_model_len=SPEC.max_position,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            block_size=limits.block_size,
+            num_blocks=(count,),
         ),
     )
 

@@ -47,8 +47,8 @@ class GpuAttention:
     def choose_splits(self, bucket: int, longest: int, /) -> int:
         head_dim, dtype = self._head_dim, self._facts.dtype
         sizes = bucket, self._num_kv_heads, min(longest, self._widest), self._facts.multiprocessors
-        copies = head_dim in tuning.COPIED_HEADS and dtype.itemsize == 2 and has_wgmma(self._facts.device)
-        if copies and (splits := tuning.copied_splits(*sizes, head_dim)):
+        fits = tuning.fits_copies(head_dim, self._num_heads // self._num_kv_heads) and dtype.itemsize == 2
+        if fits and has_wgmma(self._facts.device) and (splits := tuning.copied_splits(*sizes, head_dim)):
             return splits
         kept = FLOAT8 if any(each.kept for each in self._layers.values()) else dtype
         tile, size = tuning.choose_tile(bucket, head_dim, kept).tokens, tuning.key_bytes(head_dim, dtype)
