@@ -289,11 +289,11 @@ def test_a_constraint_is_not_blamed_for_processes_that_others_end() -> None:
     grammars, asked = started(), list[Worker]()
     ask = Worker.ask
 
-    def interrupted(worker: Worker, number: int, constraint: Constraint) -> Any:
+    def interrupted(worker: Worker, number: int, constraint: Constraint, **how: bool) -> Any:
         asked.append(worker)
         if len(asked) <= 3:
             worker.crew.process.kill()
-        return ask(worker, number, constraint)
+        return ask(worker, number, constraint, **how)
 
     with mock.patch.object(Worker, "ask", interrupted):
         filled(grammars, answers_of(grammars, 2))
@@ -307,11 +307,11 @@ def test_a_constraint_is_not_blamed_for_a_process_that_had_ended_before_it_came(
     workers_of(grammars)[1].kill()
     wait_until(gone.crew.look)
 
-    def interrupted(worker: Worker, number: int, constraint: Constraint) -> Any:
+    def interrupted(worker: Worker, number: int, constraint: Constraint, **how: bool) -> Any:
         if worker.index == 1 and worker.crew is not gone.crew and not killed:
             killed.append(worker)
             workers_of(grammars)[1].kill()
-        return ask(worker, number, constraint)
+        return ask(worker, number, constraint, **how)
 
     with mock.patch.object(Worker, "ask", interrupted):
         for digit in "23":  # one for each worker
@@ -350,13 +350,13 @@ def test_who_owes_is_compiled_for_with_a_low_priority() -> None:
     asked, usual = list[int](), os.getpriority(os.PRIO_PROCESS, 0)
     ask = Worker.ask
 
-    def noted(worker: Worker, number: int, constraint: Constraint) -> Any:
+    def noted(worker: Worker, number: int, constraint: Constraint, **how: bool) -> Any:
         if constraint.text == "a":  # to introduce the worker
-            return ask(worker, number, constraint)
+            return ask(worker, number, constraint, **how)
         asked.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         if asked[-1] == usual:  # so it owes as long as the others have not come
             wait_until(lambda: len(asked) == 3)
-        return ask(worker, number, constraint)
+        return ask(worker, number, constraint, **how)
 
     with mock.patch.object(Worker, "ask", noted):
         pending = [grammars.compile(Constraint("regex", f"[ab]{{{each}}}"), client="x") for each in range(3)]

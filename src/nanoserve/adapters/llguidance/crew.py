@@ -136,12 +136,12 @@ class Worker:
         if self._unheard >= MOST_UNHEARD:
             self.crew.end(culprit=self.index)
 
-    def ask(self, number: int, constraint: Constraint) -> dict[str, Any]:
-        """Have it compile a constraint, under a number, with the priority of the calling thread, which waits. Raises `CrewLostError`."""
+    def ask(self, number: int, constraint: Constraint, *, tries_out: bool = False) -> dict[str, Any]:
+        """Have it compile a constraint, once it `tries_out` that, under a number, with the priority of the calling thread, which waits. Raises `CrewLostError`."""
         is_low = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) >= LOW_PRIORITY
         try:
             with self._locks[is_low]:
-                self._compiles[is_low].send_bytes(msgspec.msgpack.encode((number, constraint)))
+                self._compiles[is_low].send_bytes(msgspec.msgpack.encode((number, constraint, tries_out)))
                 while not self._compiles[is_low].poll(self.hear_seconds):
                     self.look()
                 answer: dict[str, Any] = msgspec.msgpack.decode(self._compiles[is_low].recv_bytes())
@@ -186,9 +186,7 @@ def start_workers(
             commands.close()
         raise
     finally:
-        for commands, compiles, spare in theirs:
-            commands.close()
-            compiles.close()
-            spare.close()
+        for each in [end for one in theirs for end in one]:
+            each.close()
         os.close(memory)
     return [Worker(crew, index, each, Seats(mapped, settings, index)) for index, each in enumerate(ours)]

@@ -282,16 +282,16 @@ class LLGrammars:
                     self._workers = self._starter.submit(self._start)
 
     def _order(self, constraint: Constraint, client: str, index: int) -> Future[Compiled]:
-        made = self._compilers.submit(client, functools.partial(self._make, constraint, index))
+        made = self._compilers.submit(client, functools.partial(self._make, constraint, index, not client))
         # An engine that always has steps to wait for never rests, and what is done must not be kept here.
         self._compiling = {each for each in self._compiling if not each.done()} | {made}
         return made
 
-    def _make(self, constraint: Constraint, index: int) -> Compiled:
-        """In a thread, which waits for a worker."""
+    def _make(self, constraint: Constraint, index: int, new: bool) -> Compiled:
+        """In a thread, which waits for a worker. That tries out a `new` one, which came through no door, as its client has no name."""
         started = time.perf_counter()
         try:
-            worker, number, answer = self._answer(constraint, index)
+            worker, number, answer = self._answer(constraint, index, new)
         finally:
             with self._lock:
                 self._compiles += 1
@@ -304,7 +304,7 @@ class LLGrammars:
         self.living.add(made, _bytes_of(constraint))
         return made
 
-    def _answer(self, constraint: Constraint, index: int) -> tuple[Worker, int, dict[str, Any]]:
+    def _answer(self, constraint: Constraint, index: int, new: bool) -> tuple[Worker, int, dict[str, Any]]:
         assert self._workers is not None
         culprits = 0
         for _ in range(CREWS):
@@ -312,7 +312,7 @@ class LLGrammars:
                 worker, number = self._workers.result()[index], new_number()
                 try:
                     if not worker.crew.look():
-                        return worker, number, worker.ask(number, constraint)
+                        return worker, number, worker.ask(number, constraint, tries_out=new)
                 except CrewLostError:
                     culprits += worker.crew.culprit == index
             if culprits >= TRIES:

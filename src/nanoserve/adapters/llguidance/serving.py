@@ -29,6 +29,7 @@ from llguidance import LLExecutor
 
 from nanoserve.adapters.llguidance.compiling import Compiler
 from nanoserve.adapters.llguidance.matchers import LEXER_FAILED, GrammarMatcher
+from nanoserve.adapters.llguidance.reading import check
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
 from nanoserve.adapters.llguidance.workers import LOW_PRIORITY, STACK_BYTES, lower_priority
 from nanoserve.ports.grammar import MOST_DRAFTED, Constraint
@@ -256,13 +257,15 @@ class Desk:
 def compile_all(
     connection: Connection, kept: dict[int, GrammarMatcher], compiler: Compiler, priority: int
 ) -> None:
-    """Compile what is asked for, until the other end is closed; with this priority, as `nice` counts."""
+    """Compile what is asked for, which may have to be tried out, until the other end is closed; with this priority, as `nice` counts."""
     lower_priority(priority)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            number, constraint = msgspec.msgpack.decode(connection.recv_bytes(), type=tuple[int, Constraint])
-            started, answer = time.thread_time(), dict[str, Any]()
+            asked = msgspec.msgpack.decode(connection.recv_bytes(), type=tuple[int, Constraint, bool])
+            (number, constraint, tries_out), answer, started = asked, dict[str, Any](), time.thread_time()
             try:
+                if tries_out:
+                    check(constraint)
                 kept[number] = made = compiler.make(constraint)
                 answer = {"ends": sorted(made.ends), "names_ids": made.names_ids}
             except Exception as error:  # noqa: BLE001 - the library may raise anything

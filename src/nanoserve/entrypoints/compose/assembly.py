@@ -17,6 +17,7 @@ from nanoserve.ports.sampling import SamplingDefaults
 
 if TYPE_CHECKING:
     from nanoserve.adapters.engine_process.ranks.leader import Ranks
+    from nanoserve.adapters.llguidance.grammars import LLGrammars
 
 Observed = Callable[[Sequence[int]], driven.Activations]
 """Our model's forward pass over one prompt, layer by layer."""
@@ -24,7 +25,7 @@ Observed = Callable[[Sequence[int]], driven.Activations]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Assembly:
-    """One model, ready to generate; `pooler` is None if it writes text, and `dialect_facts` say how it writes reasoning and calls. `finish` begins what few requests need."""
+    """One model, ready to generate; `pooler` is None if it writes text, and `dialect_facts` say how it writes reasoning and calls."""
 
     folder: str
     engine: EngineHandle
@@ -35,7 +36,12 @@ class Assembly:
     facts: EngineFacts
     dialect_facts: driven.DialectFacts = attrs.field(factory=driven.DialectFacts)
     pooler: PoolerSpec | None = None
-    finish: Callable[[], object] = lambda: None
+    grammars: LLGrammars | None = None
+
+    def finish(self) -> None:
+        """Begin what few requests need."""
+        if self.grammars is not None:
+            self.grammars.begin()
 
 
 @attrs.frozen(kw_only=True, eq=False)

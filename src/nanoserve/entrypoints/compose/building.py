@@ -261,7 +261,7 @@ def _assemble(
         facts=facts,
         dialect_facts=tokenizer.dialect_facts,
         pooler=choose_pooler(settings.task, tokenizer, loaded.found.spec.hidden_size),
-        finish=grammars.begin if grammars else lambda: None,
+        grammars=grammars,
     )
 
 

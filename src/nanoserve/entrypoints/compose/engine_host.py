@@ -60,10 +60,8 @@ def main(build: Build = assemble, prepare: Callable[..., None] = preload) -> int
 def host(link: Link, settings: EngineSettings, build: Build, parked: Assembly | None = None) -> None:
     """Build an engine and warm it up, or wake one that is parked, and run it for the other end of the link."""
     watch = Stopwatch()
-    if parked is None:
-        assembly = _warm(settings, build, watch)
-    else:
-        assembly = parked
+    assembly = parked or _warm(settings, build, watch)
+    if parked is not None:
         for part in PARTS:
             assembly.engine.weight_store.wake(part)
             watch.lap(f"waking {part}")

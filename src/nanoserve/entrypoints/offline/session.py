@@ -17,7 +17,6 @@ from nanoserve.entrypoints.app.text_service import encode_bad_words
 from nanoserve.entrypoints.app.traces.writer import Recording
 from nanoserve.entrypoints.app.vectors import check_task, check_text, pair_prompts
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.bootstrap import check_constraint
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
 from nanoserve.entrypoints.compose.process import without_full_collections
 from nanoserve.entrypoints.offline.outputs import Prompt, PromptJob
@@ -26,7 +25,7 @@ from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import BadValueError, ConflictError, NanoserveError, StepFailedError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
-from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.grammar import Constraint, make_ready
 from nanoserve.ports.pooling import PoolerSpec, Task
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
@@ -143,8 +142,6 @@ class Session:
     ) -> PromptJob:
         """A request that is ready to run, with the marks that a `reading` needs in its text; raises `BadValueError`."""
         check_text(self.assembly.pooler)
-        if constraint is not None:
-            check_constraint(constraint)
         if reading is not None:
             sampling = attrs.evolve(sampling, skip_special_tokens=False)
         bad_words = encode_bad_words(self.assembly.tokenizer, sampling.bad_words)
@@ -170,6 +167,7 @@ class Session:
         events = run_requests(self.assembly.engine, [job.request for job in jobs], record)
         bar = _progress_bar(len(jobs), enabled=progress)
         with self._lock, without_full_collections(), contextlib.closing(events), bar as advance:
+            make_ready(self.assembly.grammars, [job.request.constraint for job in jobs])
             for event in events:
                 job = by_id[event.request_id]
                 job.take(event)
@@ -254,12 +252,10 @@ def _abort_all(engine: EngineHandle, living: dict[str, int]) -> None:
 def _progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on standard error, if that is a terminal; it is advanced by this many tokens and finished prompts."""
     console, num_tokens, shown = Console(stderr=True), 0, 0.0
-    columns = (
-        *(TextColumn("prompts"), BarColumn(), MofNCompleteColumn()),
-        *(TextColumn("{task.fields[rate]}"), TimeElapsedColumn()),
-    )
+    counted = TextColumn("prompts"), BarColumn(), MofNCompleteColumn()
+    timed = TextColumn("{task.fields[rate]}"), TimeElapsedColumn()
     hidden = not (enabled and console.is_terminal)
-    with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
+    with Progress(*counted, *timed, console=console, disable=hidden, transient=True) as progress:
         task = progress.add_task("prompts", total=total, rate="")
 
         def advance(tokens: int, prompts: int) -> None:

@@ -512,7 +512,7 @@ def test_who_has_ended_two_crews_fails_and_nobody_else() -> None:
 def test_a_constraint_whose_compilation_ends_every_crew_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars, asked = grammars_of(byte_level()), list[int]()
 
-    def lose(worker: Worker, number: int, _constraint: Constraint) -> None:
+    def lose(worker: Worker, number: int, _constraint: Constraint, **_how: bool) -> None:
         asked.append(number)
         worker.crew.end(culprit=worker.index)
         raise CrewLostError

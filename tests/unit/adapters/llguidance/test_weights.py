@@ -353,7 +353,7 @@ def test_what_fails_behind_the_first_token_is_the_constraint_s_error(
     constraint: tuple[str, str], text: str, said: str
 ) -> None:
     grammars, chance = grammars_of(TOKENIZER), random.Random(0)
-    matcher = compiled(grammars, *constraint)
+    matcher = compiled(grammars, *constraint, client="any")
     while not (wrong := error_of(grammars, matcher)):
         token, text = (ids_of(text[0])[0], text[1:]) if text else (ids_of(chance.choice("abc "))[0], "")
         assert not grammars.consume([(matcher, token)])

@@ -81,8 +81,11 @@ def grammars_of(tokenizer: Tokenizer, workers: int = 1, *, padded: int = PADDED)
     return patient(vocabulary_of(tokenizer, padded=padded), tokenizer.get_vocab_size(), workers)
 
 
-def compiled(grammars: LLGrammars, kind: str, text: str, *, compact: bool = False) -> Answer:
-    pending = grammars.compile(Constraint(kind, text, "" if compact else BOUNDED_WHITESPACE))
+def compiled(
+    grammars: LLGrammars, kind: str, text: str, *, compact: bool = False, client: str = ""
+) -> Answer:
+    """Tried out before, as at a door, unless a client is named."""
+    pending = grammars.compile(Constraint(kind, text, "" if compact else BOUNDED_WHITESPACE), client)
     while not pending.done():
         grammars.rest()
     _OWNERS[pending] = weakref.ref(grammars)

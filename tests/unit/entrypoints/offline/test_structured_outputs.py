@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nanoserve.adapters.engine_process.wire.codec import decode_command, encode_command
+from nanoserve.adapters.llguidance import reading
 from nanoserve.entrypoints.offline import LLM, SamplingParams
 from nanoserve.ports.engine_link import Add
 from nanoserve.ports.errors import BadValueError
@@ -61,6 +62,7 @@ def test_one_for_all(llm: LLM) -> None:
     [
         ({"json": {"not": {}}}, "not"),
         ({"regex": "(a"}, "unclosed"),
+        ({"regex": ".*a.{40}"}, "too many states"),
         ([{"regex": "a"}], "one per prompt"),
         ([{"regex": "a"}, {"xml": 1}], "xml"),
     ],
@@ -68,6 +70,23 @@ def test_one_for_all(llm: LLM) -> None:
 def test_what_cannot_be_kept_is_refused(llm: LLM, asked: object, named: str) -> None:
     with pytest.raises(BadValueError, match=named):
         llm.generate(["A", "B"], PARAMS, structured_outputs=asked, use_tqdm=False)  # type: ignore[arg-type]
+
+
+def test_many_are_tried_out_by_workers_and_refused_before_anything_runs(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None in the caller's thread, where it would keep all others waiting."""
+    texts = [f"{number}-[a-z]{{2}}" for number in range(150)]
+    with monkeypatch.context() as patched:
+        patched.setattr(reading, "_verdict", lambda *_: pytest.fail("was tried out here"))
+        asked = [{"regex": each} for each in texts]
+        found = llm.generate(["A"] * len(asked), PARAMS, structured_outputs=asked, use_tqdm=False)
+        assert all(map(re.fullmatch, texts, [each.outputs[0].text for each in found]))
+        engine = llm._open_session.assembly.engine
+        wrong, before = [*asked[1:], {"regex": ".*b.{41}"}], engine.state().steps
+        with pytest.raises(BadValueError, match="too many states"):
+            llm.generate(["A"] * len(wrong), PARAMS, structured_outputs=wrong, use_tqdm=False)
+        assert engine.state().steps == before
 
 
 def test_the_wire_carries_a_constraint() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -86,7 +87,8 @@ def test_what_few_requests_need_is_begun_once_the_engine_is_ready() -> None:
     link, sent = ScriptedLink(), list[list[Report]]()
 
     def build_with_more(settings: EngineSettings, watch: Stopwatch) -> Assembly:
-        return attrs.evolve(build(settings, watch), finish=lambda: sent.append(list(link.reports)))
+        grammars: Any = SimpleNamespace(begin=lambda: sent.append(list(link.reports)))
+        return attrs.evolve(build(settings, watch), grammars=grammars)
 
     host(link, EngineSettings(), build_with_more)
     assert [[type(each) for each in reports] for reports in sent] == [[Ready]]
