@@ -135,7 +135,7 @@ async def test_killing_that_is_cancelled_at_the_moment_of_the_end_is_cancelled()
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         await process.gone.wait()
-        await until(lambda: process._has_exited)
+        await until(lambda: process._process.poll() is not None)
         for ticks in range(3):
             process.gone = asyncio.Event()
             killing = asyncio.create_task(process.kill())

@@ -131,23 +131,14 @@ def scripted_assembly(
         template=template or ColonTemplate(),
         spec=attrs.evolve(SPEC, eos_token_ids=eos_token_ids),
         defaults=defaults or SamplingDefaults(),
-        facts=_facts(limits, num_blocks),
-    )
-
-
-def _facts(limits: Limits, num_blocks: int) -> EngineFacts:
-    return EngineFacts(
-        pid=os.getpid(),
-        model="scripted",
-        device="cpu",
-        dtype="none",
-        vocab_size=SPEC.vocab_size,
-        max_model_len=limits.max_model_len,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        block_size=limits.block_size,
-        num_blocks=(num_blocks,),
-        products={"float32": "by hand"},
+        facts=EngineFacts(
+            **limits.sizes(),
+            pid=os.getpid(),
+            model="scripted",
+            device="cpu",
+            dtype="none",
+            products={"float32": "by hand"},
+        ),
     )
 
 

@@ -72,10 +72,15 @@ class Launched:
     def end(self) -> None:
         """End the process with all it has started, unless it has ended."""
         self.connection.close()
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        kill_group(self.process)
+        self.process.wait()
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process in a session of its own, and all it has started, unless it has ended; it is to be waited for."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def launch(command: Sequence[str]) -> Launched:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nanoserve.adapters.huggingface.json_files import read_json_object
+from nanoserve.adapters.huggingface.json_files import read_optional
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.sampling import Door, SamplingDefaults, set_by
 
@@ -20,9 +20,10 @@ def read_sampling_defaults(folder: str) -> SamplingDefaults:
     The values are as written; `SamplingParams` checks them like a client's. `do_sample` is not among them and changes nothing: as in vLLM, a file with
     `do_sample: false` and no temperature leaves the temperature at 1.0; greedy output is asked for with temperature 0.
     """
-    raw = _read(folder)
+    path = pathlib.Path(folder) / FILE_NAME
+    raw = read_optional(path)
     values = {key: raw[key] for key in set_by(Door.MODEL) if raw.get(key) is not None}
-    return SamplingDefaults(values=values, origin=str(pathlib.Path(folder) / FILE_NAME))
+    return SamplingDefaults(values=values, origin=str(path))
 
 
 def read_eos_ids(folder: str, raw: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -31,16 +32,11 @@ def read_eos_ids(folder: str, raw: Mapping[str, Any], config: Mapping[str, Any])
     Where neither file names any, the default of the architecture counts. Ids outside the
     vocabulary, which some published configs contain, can never be generated and are left out.
     """
-    generation = _read(folder)
+    generation = read_optional(pathlib.Path(folder) / FILE_NAME)
     named = _ids(generation.get(KEY), FILE_NAME) + _ids(raw.get(KEY), "config.json")
     if generation.get(KEY) is None and KEY not in raw:
         named = _ids(config[KEY], "config.json")
     return tuple(token for token in dict.fromkeys(named) if 0 <= token < config["vocab_size"])
-
-
-def _read(folder: str) -> dict[str, Any]:
-    path = pathlib.Path(folder) / FILE_NAME
-    return read_json_object(path) if path.exists() else {}
 
 
 def _ids(value: Any, file: str) -> tuple[int, ...]:

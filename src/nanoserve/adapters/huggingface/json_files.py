@@ -20,6 +20,11 @@ def read_json_object(path: pathlib.Path) -> dict[str, Any]:
     return value
 
 
+def read_optional(path: pathlib.Path) -> dict[str, Any]:
+    """The object in a JSON file, or an empty one where there is no such file."""
+    return read_json_object(path) if path.exists() else {}
+
+
 def read_json(path: pathlib.Path) -> Any:
     """The value in a JSON file. Raises `ModelLoadError` if it is missing or unreadable."""
     try:

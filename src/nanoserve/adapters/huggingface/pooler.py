@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.adapters.huggingface.architectures import ARCHITECTURES, CLASSIFIERS, DEFAULTS, REWARDS
-from nanoserve.adapters.huggingface.json_files import one_of, read_json, read_json_object
+from nanoserve.adapters.huggingface.json_files import one_of, read_json, read_json_object, read_optional
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import ModelLoadError
@@ -211,7 +211,7 @@ def _modules(path: pathlib.Path) -> list[tuple[str, str]]:
 
 def _check_text(path: pathlib.Path) -> None:
     """Raise `ModelLoadError` if texts are not read as they are."""
-    config = read_json_object(path) if path.exists() else {}
+    config = read_optional(path)
     if config.get("do_lower_case"):
         raise ModelLoadError(f"{path}: do_lower_case must be false: texts are read as they are")
     if "message" in (config.get("modality_config") or ()):
@@ -235,7 +235,7 @@ def _pooling_kind(path: pathlib.Path, *, has_prompts: bool) -> PoolingKind:
 
 
 def _prompts(path: pathlib.Path) -> tuple[dict[str, str], str | None]:
-    config: Mapping[str, Any] = read_json_object(path) if path.exists() else {}
+    config = read_optional(path)
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
         raise ModelLoadError(f"{path}: prompts must be an object of texts")

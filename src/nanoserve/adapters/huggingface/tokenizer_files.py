@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from nanoserve.adapters.huggingface.json_files import read_json_object
+from nanoserve.adapters.huggingface.json_files import read_optional
 from nanoserve.ports.errors import ModelLoadError
 
 STANDARD_NAMES: Final = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -50,7 +50,7 @@ def read_tokenizer(folder: str) -> TokenizerParts:
     `ModelLoadError` where there is no tokenizer, or it is damaged, or needs code that the folder brings along.
     """
     path = pathlib.Path(folder)
-    config = _read_optional(path / "tokenizer_config.json")
+    config = read_optional(path / "tokenizer_config.json")
     try:
         parts = _read(path, config)
     except (ModelLoadError, KeyboardInterrupt, SystemExit):
@@ -62,7 +62,7 @@ def read_tokenizer(folder: str) -> TokenizerParts:
         ) from None
     parts.backend.no_truncation()
     parts.backend.no_padding()
-    model_type = _read_optional(path / "config.json").get("model_type")
+    model_type = read_optional(path / "config.json").get("model_type")
     response = config.get("response_template")
     return attrs.evolve(
         parts,
@@ -73,7 +73,7 @@ def read_tokenizer(folder: str) -> TokenizerParts:
 
 def _read(path: pathlib.Path, config: dict[str, Any]) -> TokenizerParts:
     file = path / "tokenizer.json"
-    name = choose_class(config, _read_optional(path / "config.json"), file)
+    name = choose_class(config, read_optional(path / "config.json"), file)
     known = name in DEFAULT_TOKENS
     code = config.get("auto_map")
     if not known and (code.get("AutoTokenizer") if isinstance(code, dict) else code):
@@ -90,10 +90,6 @@ def _read(path: pathlib.Path, config: dict[str, Any]) -> TokenizerParts:
             f"{path}: has no tokenizer (no tokenizer.json and nothing like it); put the tokenizer's files of this model there"
         )
     return _read_through_transformers(path)
-
-
-def _read_optional(path: pathlib.Path) -> dict[str, Any]:
-    return read_json_object(path) if path.is_file() else {}
 
 
 def _read_through_transformers(path: pathlib.Path) -> TokenizerParts:
@@ -119,7 +115,7 @@ def _assemble(path: pathlib.Path, config: dict[str, Any], name: str, loaded: Tok
         config[EXTRA] = config[ADDITIONAL]
     declared = config.get("added_tokens_decoder")
     if declared is None:
-        config |= _read_optional(path / "special_tokens_map.json")
+        config |= read_optional(path / "special_tokens_map.json")
         by_id = _older_tokens(path, config) | loaded.get_added_tokens_decoder()
     else:
         by_id = {int(place): AddedToken(**token) for place, token in declared.items()}
@@ -139,7 +135,7 @@ def _older_tokens(path: pathlib.Path, config: Mapping[str, Any]) -> dict[int, Ad
     special = {str(_token(value)) for value in values if value and "__type" not in value}
     return {
         place: AddedToken(text, normalized=text not in special, special=text in special)
-        for text, place in _read_optional(path / "added_tokens.json").items()
+        for text, place in read_optional(path / "added_tokens.json").items()
     }
 
 

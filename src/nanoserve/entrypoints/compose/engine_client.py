@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from nanoserve.adapters.engine_process import launching
-from nanoserve.adapters.engine_process.client import sharing
+from nanoserve.adapters.engine_process.client import process, sharing
 from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.adapters.engine_process.client.sharing import Membership
 from nanoserve.adapters.engine_process.client.supervisor import STALL_TIMEOUT, Supervisor
@@ -26,6 +26,7 @@ from nanoserve.ports.engine_link import Start
 Member = sharing.Member
 Sharing = sharing.Sharing
 own_program, start_program = launching.own_program, launching.start_program
+end_process, until_ended, first_of = process.end_process, process.until_ended, process.first_of
 become_host = launching.become_host
 JoinedEngine = KeptEngine[Membership]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import attrs
 
 from nanoserve.adapters.engine_process.client.line import Line
 from nanoserve.adapters.engine_process.client.requests import reported_error
-from nanoserve.adapters.engine_process.launching import DUMP_SIGNAL, Launched, launch
+from nanoserve.adapters.engine_process.launching import DUMP_SIGNAL, Launched, kill_group, launch
 from nanoserve.adapters.engine_process.wire.codec import address, decode_report, encode_command, framed
 from nanoserve.ports.engine_link import Began, Command, Failed, Prepared, Ready, Report, Start, Turned
 from nanoserve.ports.errors import NanoserveError
@@ -69,7 +68,7 @@ class EngineProcess:
     @property
     def has_ended(self) -> bool:
         """True if it has hung up or exited."""
-        return self.gone.is_set() or self._has_exited
+        return self.gone.is_set() or self._process.poll() is not None
 
     def _take(self, body: bytes) -> None:
         if self.on_foreign is not None and (owner := address(body)[1]):
@@ -98,12 +97,9 @@ class EngineProcess:
         so that its own reason to end is what is reported.
         """
         try:
-            if self.gone.is_set():
-                await self._wait(_LAST_WORDS)
-            self._end()
-            await self._wait(math.inf)
+            await end_process(self._process, _LAST_WORDS if self.gone.is_set() else 0.0)
         finally:  # whoever waits here may be cancelled
-            self._end()
+            kill_group(self._process)
             self._process.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS):  # `wait_for` swallows a cancelling in Python 3.11
@@ -111,20 +107,20 @@ class EngineProcess:
         self._line.cut_off()
         return _ending(self._process.returncode)
 
-    def _end(self) -> None:
-        if not self._has_exited:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
 
-    async def _wait(self, seconds: float) -> None:
-        """Wait for the process to end by itself."""
-        deadline = time.monotonic() + seconds
-        while not self._has_exited and time.monotonic() < deadline:  # noqa: ASYNC110 - a process sets no event
-            await asyncio.sleep(_POLL)
+async def end_process(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Wait for a process to end by itself, and after so many seconds for its end with all it has started."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience):
+            await until_ended(process)
+    kill_group(process)
+    await until_ended(process)
 
-    @property
-    def _has_exited(self) -> bool:
-        return self._process.poll() is not None
+
+async def until_ended(process: subprocess.Popen[bytes]) -> None:
+    """Return when a process has ended."""
+    while process.poll() is None:  # noqa: ASYNC110 - a process sets no event
+        await asyncio.sleep(_POLL)
 
 
 @attrs.define
@@ -190,10 +186,10 @@ class EngineLife:
         """
         self.process.send(start)
         if self.process.is_prepared:
-            await _first_of(self.began, self.process.gone, seconds=reaction)
+            await first_of(self.began, self.process.gone, seconds=reaction)
             if not self.began.is_set():
                 return False
-        await _first_of(self._ready, self.process.gone, seconds=limit)
+        await first_of(self._ready, self.process.gone, seconds=limit)
         self._watch = StallWatch(self._stall_timeout, time.monotonic())
         return self.was_ready
 
@@ -202,7 +198,7 @@ class EngineLife:
         while not self.process.has_ended:
             if self._watch.is_stalled(time.monotonic()):
                 return True
-            await _first_of(self.process.gone, seconds=TICK)
+            await first_of(self.process.gone, seconds=TICK)
         return False
 
     async def show_stacks(self) -> None:
@@ -228,8 +224,8 @@ class EngineLife:
                     self._last_step = state.last_step
 
 
-async def _first_of(*events: asyncio.Event, seconds: float | None) -> None:
-    """Wait until one of the events has happened, for this many seconds at most."""
+async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None:
+    """Wait until one of the events has happened, for this many seconds at most, or however long that takes."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

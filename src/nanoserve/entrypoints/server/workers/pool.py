@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -17,7 +15,15 @@ import structlog
 
 from nanoserve.entrypoints.app.measurements import RESTARTS
 from nanoserve.entrypoints.compose.counting import SharedCounting
-from nanoserve.entrypoints.compose.engine_client import Member, Sharing, own_program, start_program
+from nanoserve.entrypoints.compose.engine_client import (
+    Member,
+    Sharing,
+    end_process,
+    first_of,
+    own_program,
+    start_program,
+    until_ended,
+)
 from nanoserve.entrypoints.server.http.security import KeyRing
 from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.entrypoints.server.sockets import StartError
@@ -30,7 +36,6 @@ _FAREWELL: Final = 5.0
 """Seconds that the processes are given to end by themselves once the engine has stopped."""
 _LAST_WORDS: Final = 1.0
 _LONGEST_DELAY: Final = 30.0
-_POLL: Final = 0.01
 _log = structlog.get_logger()
 
 
@@ -74,10 +79,7 @@ class Workers:
     async def until_open(self) -> None:
         """Return once all of them take requests; raises `StartError` if one ends before that."""
         for worker in list(self._living.values()):
-            waits = [asyncio.create_task(each.wait()) for each in (worker.member.opened, worker.member.gone)]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for each in waits:
-                each.cancel()
+            await first_of(worker.member.opened, worker.member.gone)
             if not worker.member.opened.is_set():
                 message = "an HTTP process ended while it started; see the messages above"
                 raise StartError(message, "HTTP_WORKER_ENDED")
@@ -90,7 +92,7 @@ class Workers:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL):
                 for worker in self._living.values():
-                    await _until_ended(worker.process)
+                    await until_ended(worker.process)
         for worker in self._living.values():
             await self._end(worker)
 
@@ -151,13 +153,7 @@ class Workers:
 
     async def _end(self, worker: _Worker) -> int:
         """End a process that does not end by itself; returns its exit code, which is negative for a signal."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS):
-                await _until_ended(worker.process)
-        if worker.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(worker.process.pid, signal.SIGKILL)
-        await _until_ended(worker.process)
+        await end_process(worker.process, _LAST_WORDS)
         worker.member.line.cut_off()
         self._app.leave(worker.door)
         return int(worker.process.returncode)
@@ -165,8 +161,3 @@ class Workers:
 
 def _longer(delay: float) -> float:
     return min(max(2 * delay, 1.0), _LONGEST_DELAY)
-
-
-async def _until_ended(process: subprocess.Popen[bytes]) -> None:
-    while process.poll() is None:  # noqa: ASYNC110 - a process sets no event
-        await asyncio.sleep(_POLL)

@@ -140,16 +140,7 @@ def build(settings: EngineSettings, watch: Stopwatch, *, num_blocks: tuple[int, 
         spec=SPEC,
         defaults=SamplingDefaults(),
         facts=EngineFacts(
-            pid=os.getpid(),
-            model=settings.model or "built-in",
-            device="cpu",
-            dtype="none",
-            vocab_size=VOCAB,
-            max_model_len=SPEC.max_position,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            block_size=limits.block_size,
-            num_blocks=(count,),
+            **limits.sizes(), pid=os.getpid(), model=settings.model or "built-in", device="cpu", dtype="none"
         ),
     )
 

@@ -193,17 +193,6 @@ def talking_assembly(script: Mapping[str, str], template: TalkTemplate) -> Assem
         template=template,
         spec=attrs.evolve(spec, eos_token_ids=tokenizer.eos_token_ids),
         defaults=SamplingDefaults(),
-        facts=EngineFacts(
-            pid=os.getpid(),
-            model="talker",
-            device="cpu",
-            dtype="none",
-            vocab_size=spec.vocab_size,
-            max_model_len=CONTEXT,
-            max_num_seqs=8,
-            max_num_batched_tokens=CONTEXT,
-            block_size=64,
-            num_blocks=(1024,),
-        ),
+        facts=EngineFacts(**limits.sizes(), pid=os.getpid(), model="talker", device="cpu", dtype="none"),
         dialect_facts=FACTS,
     )
