@@ -12,7 +12,6 @@ import contextlib
 import functools
 import itertools
 import os
-import statistics
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +23,7 @@ from torch import Tensor
 from benchmarks.gpu_ranks import need_gpu
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
 from nanoserve.adapters.pytorch.cuda.many_rows import VendorProducts
+from nanoserve.adapters.pytorch.cuda.tuner import COLD_BYTES, time_in_graph, weight_bytes
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, MOST_WIDENED_ROWS
 from nanoserve.kernels.forms import FORMS, FP8, StoredWeight, form_of
 from nanoserve.kernels.gates import Activation
@@ -46,8 +46,6 @@ SHAPES = {
 }
 ADDED = ("o", "down")
 LAYERS = 32
-COLD_BYTES = 200 << 20
-"""Of all copies of a weight: four times the cache."""
 REPLAYS = 15
 BF16 = torch.bfloat16
 Times = dict[tuple[str, str, int], float]
@@ -69,17 +67,17 @@ def main() -> None:
         floor = 0.0
         for name in arguments.products:
             weights = _weights(form, *SHAPES[name])
-            size = _bytes(weights[0])
+            size = weight_bytes(weights[0])
             floor += size / ceiling / 1000 * (1 if name == "head" else LAYERS)
             for rows in arguments.rows:
                 launches = _launches(name, rows, weights)
-                taken = times[form, name, rows] = timed(launches)
+                taken = times[form, name, rows] = time_in_graph(launches, REPLAYS)
                 totals[rows] += taken * (1 if name == "head" else LAYERS)
                 print(f"{form:6s} {name:8s} {rows:3d} rows {taken:8.2f} us {size / taken / 1000:6.0f} GB/s {_share(size, taken, ceiling)}", flush=True)  # fmt: skip
                 for tile, alternative in _alternatives(arguments.tiles, rows):
                     with alternative:
                         try:
-                            other = timed(_launches(name, rows, weights))
+                            other = time_in_graph(_launches(name, rows, weights), REPLAYS)
                         except Exception as error:  # noqa: BLE001 - some do not fit, and say so in many ways
                             print(f"    {tile}: {type(error).__name__}")
                             continue
@@ -133,12 +131,7 @@ def _weights(form: str, n: int, k: int, copies: int | None = None) -> list[Tenso
         return StoredWeight(kind, numbers, scales)
 
     first = made(0)
-    return [first, *(made(seed) for seed in range(1, copies or -(-COLD_BYTES // _bytes(first))))]
-
-
-def _bytes(weight: Tensor | StoredWeight) -> int:
-    parts = [weight] if isinstance(weight, Tensor) else [weight.numbers, weight.scales]
-    return sum(each.numel() * each.element_size() for each in parts)
+    return [first, *(made(seed) for seed in range(1, copies or -(-COLD_BYTES // weight_bytes(first))))]
 
 
 def _launches(name: str, rows: int, weights: list[Tensor | StoredWeight]) -> list[Callable[[], None]]:
@@ -177,31 +170,6 @@ def _launches(name: str, rows: int, weights: list[Tensor | StoredWeight]) -> lis
     return [functools.partial(launch_one, weight) for weight in weights]
 
 
-def timed(launches: list[Callable[[], None]]) -> float:
-    """Microseconds of one launch in a graph of all of them."""
-    launches[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for each in launches:
-            each()
-    return _median(graph.replay) / len(launches)
-
-
-def _median(run: Callable[[], object]) -> float:
-    """Microseconds."""
-    run()
-    found = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(1000 * float(start.elapsed_time(end)))
-    return statistics.median(found)
-
-
 def _alternatives(
     which: str | None, rows: int
 ) -> Iterator[tuple[str, contextlib.AbstractContextManager[object]]]:
@@ -223,7 +191,7 @@ def _other_tile(tile: tuple[int, int, int], *args: Any, **named: Any) -> SkinnyT
 def _read_speed() -> float:
     """GB/s of a sum over 4 GiB."""
     numbers = torch.ones(1 << 30, device="cuda")
-    return 4 * numbers.numel() / _median(numbers.sum) / 1000
+    return 4 * numbers.numel() / time_in_graph([numbers.sum], REPLAYS) / 1000
 
 
 def _arguments() -> argparse.Namespace:

@@ -125,7 +125,7 @@ def _kind(product: Product, rows: int, most: int) -> str | None:
 
 def _copies(weights: list[Weight]) -> list[Weight]:
     """The first of these, and copies where they are too few."""
-    wanted = min(MOST_COPIES, -(-COLD_BYTES // _bytes(weights[0])))
+    wanted = min(MOST_COPIES, -(-COLD_BYTES // weight_bytes(weights[0])))
     copies = itertools.islice(itertools.cycle(weights), max(0, wanted - len(weights)))
     return [*weights[:wanted], *map(_copy, copies)]
 
@@ -136,9 +136,9 @@ def _copy(weight: Weight) -> Weight:
     return StoredWeight(weight.form, weight.numbers.clone(), weight.scales.clone())
 
 
-def _bytes(weight: Weight) -> int:
-    parts = [weight] if isinstance(weight, Tensor) else [weight.numbers, weight.scales]
-    return sum(each.numel() * each.element_size() for each in parts)
+def weight_bytes(weight: Weight) -> int:
+    """Bytes of a weight, its scales included."""
+    return weight.nbytes if isinstance(weight, Tensor) else weight.numbers.nbytes + weight.scales.nbytes
 
 
 class Tuner:
@@ -168,7 +168,7 @@ class Tuner:
         wins = all(after < (1 - MARGIN) * before for before, after in rounds)
         if best is None or not wins or not self._agree(subject, best):
             best, us = None, rule_us
-        nbytes = _bytes(subject.weights[0])
+        nbytes = weight_bytes(subject.weights[0])
         return Finding(subject.key, rule, best, rule_us, us, nbytes, len(found))
 
     def _time(self, subject: Subject, tile: Tile | None) -> float:
@@ -227,8 +227,8 @@ def tune(
     return findings
 
 
-def time_in_graph(launches: Launches) -> float:
-    """Microseconds of one launch in a graph of all of them, as a decode step launches them."""
+def time_in_graph(launches: Launches, replays: int = REPLAYS) -> float:
+    """Microseconds of one launch in a graph of all of them, as a decode step launches them; the median of its replays."""
     launches[0]()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -237,7 +237,7 @@ def time_in_graph(launches: Launches) -> float:
             each()
     graph.replay()
     taken = []
-    for _ in range(REPLAYS):
+    for _ in range(replays):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         graph.replay()
