@@ -1,4 +1,4 @@
-"""The transformation of query and key heads before attention."""
+"""The transformation of query and key heads before attention, and how their products become weights there."""
 
 from __future__ import annotations
 
@@ -23,6 +23,20 @@ class HeadTransform(NamedTuple):
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     eps: float = 0.0
+
+
+class Scoring(NamedTuple):
+    """How products of queries and keys become weights.
+
+    Attributes:
+        scale: positive, usually head_dim ** -0.5.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
+        sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
+    """
+
+    scale: float
+    soft_cap: float | None = None
+    sinks: Tensor | None = None
 
 
 def rotate(heads: Tensor, rotation: Tensor) -> Tensor:

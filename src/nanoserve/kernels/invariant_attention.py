@@ -16,25 +16,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
+from nanoserve.kernels.heads import Scoring
+
 QUERIES: Final = 4
 """Queries of a tile, where heads share keys."""
 POSITIONS: Final = 128
 MOST_TILES: Final = 64
 """Tiles that are computed at once, which bounds the scratch memory."""
-
-
-class Scoring(NamedTuple):
-    """How products of queries and keys become weights.
-
-    Attributes:
-        scale: usually head_dim ** -0.5.
-        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
-        sinks: [num_heads], one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
-    """
-
-    scale: float
-    soft_cap: float | None = None
-    sinks: Tensor | None = None
 
 
 class InvariantPlan(NamedTuple):

@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.invariant_attention import Scoring
+from nanoserve.kernels.heads import Scoring
 from nanoserve.kernels.paged_attention.cpu import (
     BlockLayout,
     CacheRead,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.heads import Scoring
 from nanoserve.kernels.kept import widened
 
 
@@ -42,10 +43,8 @@ def attend(
     cache: PagedCache,
     row: int,
     position: int,
+    scoring: Scoring,
     *,
-    scale: float,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
     end: int | None = None,
 ) -> Tensor:
     """The definition, in float32: one query [num_heads, head_dim] at a row's position over all positions that it reads.
@@ -55,9 +54,7 @@ def attend(
         cache: with the key and value of the query's own position.
         row: whose block table is read.
         position: of the query.
-        scale: what scores are multiplied with.
-        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
-        sinks: [num_heads], one more score per head, neither scaled nor capped, of a token whose value is zero.
+        scoring: how products become weights; sinks are neither scaled nor capped, of a token whose value is zero.
         end: None, or the length of the row, whose tokens behind the query it sees as well, those within the window.
     """
     block_size = cache.keys.shape[2]
@@ -73,10 +70,10 @@ def attend(
         widened(pool[blocks, :, slots], cache.scales, which).repeat_interleave(group, dim=1)
         for which, pool in enumerate((cache.keys, cache.values))
     )
-    scores = torch.einsum("hd,lhd->hl", query.float(), key) * scale
-    if soft_cap is not None:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    if sinks is not None:
-        scores = torch.cat((scores, sinks.float()[:, None]), dim=1)
+    scores = torch.einsum("hd,lhd->hl", query.float(), key) * scoring.scale
+    if scoring.soft_cap is not None:
+        scores = scoring.soft_cap * torch.tanh(scores / scoring.soft_cap)
+    if scoring.sinks is not None:
+        scores = torch.cat((scores, scoring.sinks.float()[:, None]), dim=1)
     weights = scores.softmax(dim=-1)[:, : len(key)]
     return torch.einsum("hl,lhd->hd", weights, value)

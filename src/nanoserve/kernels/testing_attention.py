@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.heads import HeadTransform
+from nanoserve.kernels.heads import HeadTransform, Scoring
 from nanoserve.kernels.kept import FLOAT8, narrowed
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.paged import PagedCache
@@ -32,7 +32,7 @@ class Heads(NamedTuple):
         eps: of that norm.
         rotations: float32 [positions, head_dim], cosines and then sines; random ones if None.
         multiplier: what scores are multiplied with; None for head_dim ** -0.5.
-        soft_cap: as in `paged.attend`; `sinks`, whether there are random ones.
+        soft_cap: as in `Scoring`; `sinks`, whether there are random ones.
         norm_dtype: of the norms' weights; None for that of the heads.
         narrow: whether keys and values are kept in 8-bit floats, with scales of each head.
     """
@@ -58,13 +58,10 @@ class Heads(NamedTuple):
         shown = "".join(part for part, there in zip(parts, present, strict=True) if there)
         return f"{heads}, blocks of {self.block_size}{shown}"
 
-    def scoring(self, inputs: Inputs) -> dict[str, Any]:
-        """Arguments of attention kernels by name: how products of queries and keys become weights."""
-        return {
-            "scale": self.head_dim**-0.5 if self.multiplier is None else self.multiplier,
-            "soft_cap": self.soft_cap,
-            "sinks": 3 * inputs.normal(self.num_heads) if self.sinks else None,
-        }
+    def scoring(self, inputs: Inputs) -> Scoring:
+        """How products of queries and keys become weights."""
+        scale = self.head_dim**-0.5 if self.multiplier is None else self.multiplier
+        return Scoring(scale, self.soft_cap, 3 * inputs.normal(self.num_heads) if self.sinks else None)
 
     def first_seen(self, position: int) -> int:
         """The first position that the query at `position` sees."""

@@ -25,7 +25,7 @@ from nanoserve.kernels.pointwise.launch import gated_activation_into
 from nanoserve.kernels.forms import FP8, Int4, StoredWeight
 from nanoserve.kernels.linear import tuning
 from nanoserve.kernels.linear.launch import LinearWorkspace, fp8_linear, row_linear, skinny_linear
-from nanoserve.kernels.heads import HeadTransform
+from nanoserve.kernels.heads import HeadTransform, Scoring
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention.launch import prefill_attention, prefill_attention_by_roles
 from nanoserve.kernels.forms.launch import quantize_rows_into
@@ -69,20 +69,20 @@ def launch_all():
     embed_tokens(some.view(1, 4), some, some, halves(9, 64), halves(4, 64), scale=8.0)
     cache = PagedCache(halves(2, 1, 16, 64), halves(2, 1, 16, 64), some.view(1, 4), 7)
     transform, scratch = HeadTransform(torch.zeros(9, 64), norm, norm, 0.1), SplitScratch.create(1, 2, 64, 1, cpu)
-    for scoring in ({}, {"soft_cap": 2.0}, {"sinks": halves(2)}):
+    for scoring in (Scoring(0.1), Scoring(0.1, 2.0), Scoring(0.1, None, halves(2))):
         how = {"batch_rows": some[:1], "lengths": some, "splits": 1, "tiling": Tiling(16, 4, 3, early=True)}
-        decode_attention(halves(1, 256), cache, transform, halves(1, 128), scratch=scratch, scale=0.1, **how, **scoring)
+        decode_attention(halves(1, 256), cache, transform, halves(1, 128), scratch=scratch, scoring=scoring, **how)
         tiles, blocks = some.view(1, 4), BlockSizes(16, 16, 4, 2)
-        prefill_attention(halves(4, 128), cache, halves(4, 128), tiles=tiles, scale=0.1, blocks=blocks, **scoring)
+        prefill_attention(halves(4, 128), cache, halves(4, 128), tiles=tiles, scoring=scoring, blocks=blocks)
     for window, block_size, soft_cap in ((None, 16, None), (7, 256, 2.0)):
         wide = PagedCache(halves(2, 1, block_size, 128), halves(2, 1, block_size, 128), some.view(1, 4), window)
-        prefill_attention_by_roles(halves(4, 256), wide, halves(4, 256), tiles=tiles, scale=0.1, soft_cap=soft_cap)
-    how = {"batch_rows": some[:1], "lengths": some, "splits": 1, "scratch": scratch, "scale": 0.1}
-    for kept, scales, drafts in ((HALF, None, {}), (FP8.dtype, torch.ones(2, 1), {"soft_cap": 2.0}), (HALF, None, {"width": 4, "limits": some})):
+        prefill_attention_by_roles(halves(4, 256), wide, halves(4, 256), tiles=tiles, scoring=Scoring(0.1, soft_cap))
+    how = {"batch_rows": some[:1], "lengths": some, "splits": 1, "scratch": scratch, "scoring": Scoring(0.1)}
+    for kept, scales, drafts in ((HALF, None, {}), (FP8.dtype, torch.ones(2, 1), {"scoring": Scoring(0.1, 2.0)}), (HALF, None, {"width": 4, "limits": some})):
         pool = torch.zeros(2, 1, 16, 64, dtype=kept)
         cache = PagedCache(pool, pool, some.view(1, 4), 7 if drafts else None, scales)
         width = drafts.get("width", 1)
-        decode_attention(halves(width, 256), cache, transform, halves(width, 128), tiling=copied_sizes(2 * width, 64), **how, **drafts)
+        decode_attention(halves(width, 256), cache, transform, halves(width, 128), tiling=copied_sizes(2 * width, 64), **{**how, **drafts})
 
 
 counter = CompileCounter()

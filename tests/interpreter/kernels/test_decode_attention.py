@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import SplitScratch
+from nanoserve.kernels.heads import Scoring
 from nanoserve.kernels.kept import FLOAT8
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention.cases import DecodeCase
@@ -193,7 +194,7 @@ def change(case: DecodeCase, qkv: Tensor | None = None, **step: Any) -> DecodeCa
 
 
 def test_large_scores_do_not_overflow(inputs: Inputs) -> None:
-    out, *_ = change(DecodeCase.of(inputs, HEADS, [50, 20]), scale=20.0).run(3, SMALL)
+    out, *_ = change(DecodeCase.of(inputs, HEADS, [50, 20]), scoring=Scoring(20.0)).run(3, SMALL)
     assert out.isfinite().all()
 
 

@@ -117,7 +117,13 @@ def test_drafted_tokens_of_rows_are_as_in_tiles(inputs: Inputs) -> None:
     index = [token + ahead for *_, token in chunks for ahead in range(4)]
     rows, lengths = inputs.these([row for row, *_ in chunks]), inputs.these([31, 1, 8, 1])
     out = inputs.poisoned(len(index), 8 * 16)
-    how: dict[str, Any] = {"tiles": rows, "lengths": lengths, "width": 4, "blocks": SMALL, **case.scoring}
+    how: dict[str, Any] = {
+        "tiles": rows,
+        "lengths": lengths,
+        "width": 4,
+        "blocks": SMALL,
+        "scoring": case.scoring,
+    }
     prefill_attention(case.queries.tokens[index], case.cache, out, **how)
     assert [lengths[row] - 1 for row, *_ in chunks] == [start for _, start, *_ in chunks]
     assert torch.equal(out, case.tiled(SMALL)[index])

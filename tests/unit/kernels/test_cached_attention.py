@@ -62,7 +62,7 @@ class PagedCase:
     query: Tensor
     cache: PagedCache
     rows: Rows
-    scoring: dict[str, Any]
+    scoring: paged.Scoring
 
     @classmethod
     def of(cls, rows: Rows, sizes: Heads = HEADS, dtype: torch.dtype = torch.float32) -> PagedCase:
@@ -86,15 +86,17 @@ class PagedCase:
             window=self.cache.window,
             dtype=self.query.dtype,
         )
-        return paged.paged_attention(self.query, *self.cache[:2], plan, paged.Scoring(**self.scoring))
+        return paged.paged_attention(self.query, *self.cache[:2], plan, self.scoring)
 
     def invariant(self) -> Tensor:
         rows = zip(*self.rows, strict=True)
         plan = paged.plan_invariant_attention(self.cache.tables, *rows, window=self.cache.window)
-        return paged.invariant_attention(self.query, *self.cache[:2], plan, paged.Scoring(**self.scoring))
+        return paged.invariant_attention(self.query, *self.cache[:2], plan, self.scoring)
 
     def exact(self) -> Tensor:
-        return by_row(paged_reference.paged_attention, self.query, self.cache, self.rows, **self.scoring)
+        return by_row(
+            paged_reference.paged_attention, self.query, self.cache, self.rows, scoring=self.scoring
+        )
 
 
 @attrs.frozen(eq=False)
@@ -174,7 +176,7 @@ def test_heads_and_block_sizes_of_latents(num_heads: int, block_size: int) -> No
 def test_soft_caps_and_sinks(window: int | None, scoring: dict[str, Any], rows: Rows) -> None:
     case = PagedCase.of(rows, Heads(6, 2, 16, 4, window, **scoring))
     exact = check(case)
-    plain = attrs.evolve(case, scoring={"scale": case.scoring["scale"]})
+    plain = attrs.evolve(case, scoring=paged.Scoring(case.scoring.scale))
     assert (plain.exact() - exact).abs().max() > 0.05
 
 
@@ -230,15 +232,17 @@ def test_rows_that_are_kept_are_read_from_no_block_again(
         assert kept.lay_out(tables, [1] * len(now), now, most_tokens=999) == (step >= PATIENCE)
         if step < PATIENCE:
             continue
-        got = kept.attend(0, query, spoiled, pages[place], paged.Scoring(**scoring))
+        got = kept.attend(0, query, spoiled, pages[place], scoring)
         if got.isnan().any():
             gathered.append(step)
             kept._layers.clear()
-            got = kept.attend(0, query, pages, pages[place], paged.Scoring(**scoring))
-        want = by_row(paged_reference.paged_attention, query, cache, [(1, each) for each in now], **scoring)
+            got = kept.attend(0, query, pages, pages[place], scoring)
+        want = by_row(
+            paged_reference.paged_attention, query, cache, [(1, each) for each in now], scoring=scoring
+        )
         torch.testing.assert_close(got.float(), want, rtol=0, atol=TOLERANCE[dtype])
         if step % 10 < 2:  # another layer does not run in all steps
-            again = kept.attend(1, query, pages, pages[place], paged.Scoring(**scoring))
+            again = kept.attend(1, query, pages, pages[place], scoring)
             torch.testing.assert_close(again, got)
     assert len(gathered) == 2
     assert gathered[0] == PATIENCE

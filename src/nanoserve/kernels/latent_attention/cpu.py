@@ -14,12 +14,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from nanoserve.kernels.invariant_attention import (
-    InvariantPlan,
-    Scoring,
-    invariant_attention,
-    plan_invariant_attention,
-)
+from nanoserve.kernels.heads import Scoring
+from nanoserve.kernels.invariant_attention import InvariantPlan, invariant_attention, plan_invariant_attention
 
 TILE_ROWS = 1024
 """Pairs of query and head that are attended to together, which bounds the scratch memory: this many rows of scores."""

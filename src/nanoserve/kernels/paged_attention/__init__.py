@@ -12,7 +12,8 @@ bit: not on its tile, the chunk, or the step's other rows. So the same kernel se
 batch.
 """
 
-from nanoserve.kernels.invariant_attention import Scoring, invariant_attention, plan_invariant_attention
+from nanoserve.kernels.heads import Scoring
+from nanoserve.kernels.invariant_attention import invariant_attention, plan_invariant_attention
 from nanoserve.kernels.paged_attention.cpu import BlockLayout, paged_attention, plan_attention
 
 __all__ = [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import SplitScratch
-from nanoserve.kernels.heads import HeadTransform
+from nanoserve.kernels.heads import HeadTransform, Scoring
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention import reference, tuning
 from nanoserve.kernels.paged_attention.launch import (
@@ -64,7 +64,7 @@ class DecodeCase(NamedTuple):
         step = {
             "batch_rows": inputs.these(inputs.shuffled(rows) + [rows] * padding),
             "lengths": inputs.these([*lengths, 1]),
-            **heads.scoring(inputs),
+            "scoring": heads.scoring(inputs),
         }
         if width:
             step |= {"width": width, "limits": inputs.these([*(end + 1 for end in ends), 1])}
@@ -160,7 +160,7 @@ class PrefillCase(NamedTuple):
     heads: Heads
     queries: Queries
     cache: PagedCache
-    scoring: dict[str, Any]
+    scoring: Scoring
     ends: Tensor | None = None
 
     @classmethod
@@ -179,9 +179,7 @@ class PrefillCase(NamedTuple):
         def attend(query: Tensor, row: int, start: int) -> Tensor:
             end = None if self.ends is None else int(self.ends[row])
             heads = query.view(len(query), -1, self.heads.head_dim)
-            return reference.paged_attention(heads, self.cache, row, start, end=end, **self.scoring).flatten(
-                1
-            )
+            return reference.paged_attention(heads, self.cache, row, start, self.scoring, end=end).flatten(1)
 
         return self.queries.attended(attend)
 
@@ -200,17 +198,16 @@ class PrefillCase(NamedTuple):
 
     def by_roles(self) -> Tensor:
         """As `tiled`, by warps of several roles."""
-        scoring = {name: self.scoring[name] for name in ("scale", "soft_cap")}
         most = tuning.queries_per_tile(self.heads.num_heads, self.heads.num_kv_heads, tuning.ROLES)
         out = torch.full_like(self.queries.tokens, torch.nan)
         prefill_attention_by_roles(
-            self.queries.tokens, self.cache, out, tiles=self.queries.tiles(most), **scoring
+            self.queries.tokens, self.cache, out, tiles=self.queries.tiles(most), scoring=self.scoring
         )
         return out
 
     def _attend(self, query: Tensor, **how: Any) -> Tensor:
         out = torch.full_like(query, torch.nan)
-        prefill_attention(query, self.cache, out, ends=self.ends, **self.scoring, **how)
+        prefill_attention(query, self.cache, out, ends=self.ends, scoring=self.scoring, **how)
         return out
 
 
@@ -223,7 +220,7 @@ def check_prefill_attention(
     """All chunks, in tiles as serving cuts them."""
     case = PrefillCase.of(inputs, heads, rows or _rows_for(heads, CHUNKS))
     yield from compare_around_poison(str(heads), case.tiled(blocks), case.exact())
-    if suits_roles(case.cache, case.scoring["sinks"]):
+    if suits_roles(case.cache, case.scoring.sinks):
         yield from compare_around_poison(f"{heads}, by roles", case.by_roles(), case.exact())
 
 

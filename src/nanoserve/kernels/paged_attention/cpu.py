@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.invariant_attention import Scoring
+from nanoserve.kernels.heads import Scoring
 
 TILE = 64
 """Queries of a prefill chunk that are attended to together; measured best of 32 to 512 on one core and on two."""

@@ -19,7 +19,7 @@ from nanoserve.kernels.device.launch import (
     next_power_of_2,
     shared_memory,
 )
-from nanoserve.kernels.heads import HeadTransform
+from nanoserve.kernels.heads import HeadTransform, Scoring
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention import tuning
 from nanoserve.kernels.paged_attention.triton import attend_to_rows
@@ -55,9 +55,7 @@ def decode_attention(
     lengths: Tensor,
     limits: Tensor | None = None,
     width: int = 1,
-    scale: float,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
+    scoring: Scoring,
     splits: int,
     scratch: SplitScratch,
     tiling: Tiling | Copied | None = None,
@@ -85,9 +83,7 @@ def decode_attention(
         limits: int32 [rows], how many tokens each row may come to have; a `width` above 1 needs it. From the place of the last one
             on, no slot is written, and what is computed there means nothing.
         width: tokens of each place, a power of two.
-        scale: usually head_dim ** -0.5.
-        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
-        sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
+        scoring: how products become weights.
         splits: programs per row and KV head, from `choose_splits`; any number is right for any length.
         scratch: for at least B * W * splits sums per head; not used if `splits` is 1.
         tiling: how each program walks its tokens, by default the `decode_tiling`.
@@ -102,15 +98,15 @@ def decode_attention(
     num_heads = out.shape[1] // head_dim
     if splits > 1 and tokens * num_heads * splits > len(scratch.ms):
         raise ValueError(f"{tokens} tokens of {num_heads} heads in {splits} splits exceed the scratch memory")
-    group = num_heads // kv_heads
+    group, cap = num_heads // kv_heads, scoring.soft_cap
     # What a score is in units of log2; the capped ones are made of exp2(2 log2(e) s / soft_cap), see the kernels.
     what: dict[str, Any] = {
         "qkv_ptr": qkv, "keys_ptr": cache.keys, "values_ptr": cache.values, "out_ptr": out, "accs_ptr": scratch.accs,
         "ms_ptr": scratch.ms, "ls_ptr": scratch.ls, "batch_rows_ptr": batch_rows, "lengths_ptr": lengths, "limits_ptr": limits,
         "tables_ptr": cache.tables, "rotations_ptr": transform.rotations, "q_norm_ptr": transform.q_norm,
-        "k_norm_ptr": transform.k_norm, "sinks_ptr": sinks, "scales_ptr": cache.scales,
+        "k_norm_ptr": transform.k_norm, "sinks_ptr": scoring.sinks, "scales_ptr": cache.scales,
         "token_stride": qkv.stride(0), "table_stride": cache.tables.stride(0), "window": cache.window or 0,
-        "scale": scale if soft_cap is None else 2 * scale / soft_cap, "cap": soft_cap, "eps": transform.eps,
+        "scale": scoring.scale if cap is None else 2 * scoring.scale / cap, "cap": cap, "eps": transform.eps,
         "HEADS": num_heads, "KV_HEADS": kv_heads, "D": head_dim, "BLOCK_SIZE": block_size, "WIDTH": width,
         "WINDOWED": cache.window is not None, "SPLIT": splits > 1, "PDL": pdl, **launch_options(pdl),
     }  # fmt: skip
@@ -155,9 +151,7 @@ def prefill_attention(
     lengths: Tensor | None = None,
     width: int = 1,
     ends: Tensor | None = None,
-    scale: float,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
+    scoring: Scoring,
     blocks: BlockSizes | None = None,
     by_roles: bool = False,
 ) -> None:
@@ -181,14 +175,12 @@ def prefill_attention(
         width: with `lengths`, how many queries each row has, of its newest token and those behind it.
         ends: None for causal attention, or int32 [rows], tokens of each row, all of which are cached: a query then sees those behind it
             as well, and of a window those less than this many positions away on either side. Not with `lengths`.
-        scale: positive, usually head_dim ** -0.5.
-        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
-        sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
+        scoring: how products become weights.
         blocks: sizes, by default `choose_block` for the head size and dtype.
         by_roles: whether many queries may take `prefill_attention_by_roles` where the cache suits it, with other bits than few have.
     """
-    if by_roles and len(query) >= LEAST_BY_ROLES and suits_roles(cache, sinks):
-        prefill_attention_by_roles(query, cache, out, tiles=tiles, scale=scale, soft_cap=soft_cap)
+    if by_roles and len(query) >= LEAST_BY_ROLES and suits_roles(cache, scoring.sinks):
+        prefill_attention_by_roles(query, cache, out, tiles=tiles, scoring=scoring)
         return
     # One program per tile and packed heads; a tile's programs are neighbours, as are the tiles of a row.
     num_kv_heads, block_size, head_dim = cache.keys.shape[1:]
@@ -199,10 +191,10 @@ def prefill_attention(
         blocks = blocks if lengths is None else newest_block(blocks)
     rows, keys_per_visit, warps, stages = blocks
     packed = packed_heads(num_heads, num_kv_heads)
-    scale, inner = _scales(scale, soft_cap)
+    scale, inner = _scales(scoring)
     prefill_attention_kernel[(num_heads // packed, tiles.shape[0] * width)](
         query_ptr=query, keys_ptr=cache.keys, values_ptr=cache.values, out_ptr=out, tiles_ptr=tiles,
-        lengths_ptr=lengths if lengths is not None else tiles if ends is None else ends, block_tables_ptr=cache.tables, sinks_ptr=sinks,
+        lengths_ptr=lengths if lengths is not None else tiles if ends is None else ends, block_tables_ptr=cache.tables, sinks_ptr=scoring.sinks,
         scales_ptr=cache.scales,
         table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=scale,
         inner=inner,
@@ -251,8 +243,7 @@ def prefill_attention_by_roles(
     out: Tensor,
     *,
     tiles: Tensor,
-    scale: float,
-    soft_cap: float | None = None,
+    scoring: Scoring,
 ) -> None:
     """Causal `prefill_attention` with a cache that `suits_roles`, 1.1 to 1.6 times as fast; bits differ from those of other sizes.
 
@@ -261,8 +252,7 @@ def prefill_attention_by_roles(
         cache: with the queries' own keys and values already written.
         out: [T, num_heads * head_dim], written for the queries of the tiles and nowhere else.
         tiles: as for `prefill_attention`, with `queries_per_tile` of `ROLES`.
-        scale: positive, usually head_dim ** -0.5.
-        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
+        scoring: how products become weights, without sinks.
     """
     num_kv_heads, block_size, head_dim = cache.keys.shape[1:]
     num_heads = query.shape[1] // head_dim
@@ -273,7 +263,7 @@ def prefill_attention_by_roles(
         query, *heads, [ROLES.rows // packed, packed, CHUNK.value], SWIZZLED_HEADS.value
     )
     items = len(tiles) * (num_heads // packed)
-    scale, inner = _scales(scale, soft_cap)
+    scale, inner = _scales(scoring)
     prefill_attention_by_roles_kernel[(min(items, multiprocessors(query.device)),)](
         query=queries, keys=keys, values=values, out_ptr=out, tiles_ptr=tiles, tables_ptr=cache.tables,
         table_stride=cache.tables.stride(0), block_rows=cache.block_stride // head_dim, items=items, scale=scale, inner=inner,
@@ -282,7 +272,7 @@ def prefill_attention_by_roles(
     )  # fmt: skip
 
 
-def _scales(scale: float, soft_cap: float | None) -> tuple[float, float | None]:
+def _scales(scoring: Scoring) -> tuple[float, float | None]:
     """The kernels' `scale` and `inner`: their softmax has base two, and a capped score is soft_cap * tanh(s / soft_cap), so that the cap multiplies it."""
-    log2_e = math.log2(math.e)
-    return (scale * log2_e, None) if soft_cap is None else (soft_cap * log2_e, 2 * log2_e * scale / soft_cap)
+    log2_e, scale, cap = math.log2(math.e), scoring.scale, scoring.soft_cap
+    return (scale * log2_e, None) if cap is None else (cap * log2_e, 2 * log2_e * scale / cap)

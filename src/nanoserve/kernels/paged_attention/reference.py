@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.heads import HeadTransform, rotate
+from nanoserve.kernels.heads import HeadTransform, Scoring, rotate
 from nanoserve.kernels.kept import narrowed
 from nanoserve.kernels.paged import PagedCache, attend
 
 
-def paged_attention(query: Tensor, cache: PagedCache, row: int, start: int, **scoring: Any) -> Tensor:
+def paged_attention(
+    query: Tensor, cache: PagedCache, row: int, start: int, scoring: Scoring, *, end: int | None = None
+) -> Tensor:
     """Consecutive queries [T, num_heads, head_dim] of a row, the first at position `start`, to float32 of that shape; see `paged.attend`."""
-    return torch.stack([attend(each, cache, row, start + i, **scoring) for i, each in enumerate(query)])
+    return torch.stack(
+        [attend(each, cache, row, start + i, scoring, end=end) for i, each in enumerate(query)]
+    )
 
 
 def decode_attention(
@@ -26,8 +28,8 @@ def decode_attention(
     lengths: Tensor,
     limits: Tensor | None = None,
     width: int = 1,
+    scoring: Scoring,
     is_written: bool = False,
-    **scoring: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments as in `launch.decode_attention`; `is_written`, whether the cache has the new tokens already.
 
@@ -53,7 +55,7 @@ def decode_attention(
         if not is_written:
             cache.keys[slot] = narrowed(key, key_scales).to(cache.keys.dtype)
             cache.values[slot] = narrowed(token[-kv_heads:], value_scales)
-        outputs.append(attend(query, cache, row, position, **scoring))
+        outputs.append(attend(query, cache, row, position, scoring))
     return torch.stack(outputs).flatten(1), cache.keys, cache.values
 
 

@@ -87,20 +87,22 @@ class GpuAttention:
         rope_and_cache(qkv, query, cache, self._transform(part), token_rows=rows, positions=positions)
         tiles = step.plans[self] if step.chosen is None else step.chosen
         if len(tiles):
-            prefill_attention(query, cache, out, tiles=tiles, by_roles=not step.invariant, **part.scoring)
+            prefill_attention(
+                query, cache, out, tiles=tiles, by_roles=not step.invariant, scoring=part.scoring
+            )
 
     def _decode(self, part: Attention, qkv: Tensor, out: Tensor, step: GpuStep) -> None:
         cache, transform = self._cache(part), self._transform(part)
         places, lengths, width = step.places, self._arena.lengths, max(step.width, 1)
         limits = self._arena.limits if step.width else None
+        how: dict[str, Any] = {"scoring": part.scoring, "lengths": lengths, "width": width}
         if step.invariant:
             query, what = self._query[: len(qkv)], {"token_rows": places, "positions": lengths}
             rope_and_cache(qkv, query, cache, transform, **what, newest=True, limits=limits, width=width)
-            prefill_attention(query, cache, out, tiles=places, lengths=lengths, width=width, **part.scoring)
+            prefill_attention(query, cache, out, tiles=places, **how)
             return
-        how: dict[str, Any] = {"splits": step.splits, "scratch": self._scratch, "pdl": step.pdl}
-        how |= {**part.scoring, "limits": limits, "width": width}
-        decode_attention(qkv, cache, transform, out, batch_rows=places, lengths=lengths, **how)
+        how |= {"splits": step.splits, "scratch": self._scratch, "limits": limits, "pdl": step.pdl}
+        decode_attention(qkv, cache, transform, out, batch_rows=places, **how)
 
     def _cache(self, part: Attention) -> PagedCache:
         return self._caches[part.layer]._replace(scales=part.kv_scales)

@@ -93,19 +93,16 @@ class AttentionKind:
         most = max(len(group.layers) * blocks.nbytes // KEPT_SHARE, KEPT_BYTES) // a_token
         attend: Callable[..., Tensor]
 
-        def scoring_of(part: Attention) -> kernels.Scoring:
-            return kernels.Scoring(**part.scoring)
-
         if step.invariant:
             kept.forget()
             fixed = kernels.plan_invariant_attention(*rows, window=group.window)
             attend = functools.partial(kernels.invariant_attention, plan=fixed)
         elif group.window is None and kept.lay_out(*rows, most_tokens=most):
-            return lambda part, query, page, new: kept.attend(part.layer, query, page, new, scoring_of(part))
+            return lambda part, query, page, new: kept.attend(part.layer, query, page, new, part.scoring)
         else:
             plan = kernels.plan_attention(*rows, layout, window=group.window, dtype=step.dtype)
             attend = functools.partial(kernels.paged_attention, plan=plan)
-        return lambda part, query, page, _: attend(query, *page.unbind(1), scoring=scoring_of(part))
+        return lambda part, query, page, _: attend(query, *page.unbind(1), scoring=part.scoring)
 
 
 def _scaled(heads: Tensor, scales: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.part import LinearOps, Step
 from nanoserve.adapters.pytorch.mixers.attention.weights import AttentionWeights
+from nanoserve.kernels.heads import Scoring
 
 
 class Attention(AttentionWeights):
@@ -39,6 +40,6 @@ class Attention(AttentionWeights):
         return {"q_norm": q_norm, "k_norm": k_norm, "eps": eps, "clip": self.clip, "sizes": sizes}
 
     @property
-    def scoring(self) -> dict[str, Any]:
-        """How attention kernels make weights of products of queries and keys, by the names of their arguments."""
-        return {"scale": self.scale, "soft_cap": self.soft_cap, "sinks": self.sinks}
+    def scoring(self) -> Scoring:
+        """How attention kernels make weights of products of queries and keys."""
+        return Scoring(self.scale, self.soft_cap, self.sinks)

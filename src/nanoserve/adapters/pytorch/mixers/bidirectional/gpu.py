@@ -12,7 +12,7 @@ from nanoserve.adapters.pytorch.mixers.bidirectional.part import BidirectionalAt
 from nanoserve.adapters.pytorch.mixers.gpu_mixer import ChunkSpan, GpuFacts, Padded, StepArena, write_tiles
 from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.step_inputs import Pages
-from nanoserve.kernels.heads import HeadTransform
+from nanoserve.kernels.heads import HeadTransform, Scoring
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention import tuning
 from nanoserve.kernels.paged_attention.launch import prefill_attention
@@ -83,4 +83,4 @@ class GpuBidirectional:
         rope_and_cache(projected, query, cache, transform, token_rows=rows, positions=positions)
         tiles = step.plans[self] if step.chosen is None else step.chosen
         if len(tiles):
-            prefill_attention(query, cache, out, tiles=tiles, ends=arena.lengths, scale=part.scale)
+            prefill_attention(query, cache, out, tiles=tiles, ends=arena.lengths, scoring=Scoring(part.scale))
