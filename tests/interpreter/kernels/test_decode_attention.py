@@ -278,7 +278,8 @@ def test_programs_for_which_the_copy_engine_fetches_fill_the_machine_and_share_l
 
 
 def test_a_row_alone_has_its_keys_fetched_where_its_heads_are_narrow_and_it_is_long() -> None:
-    assert [copied_splits(1, 8, context, 132, 64) for context in (1000, 8000)] == [None, 64]
+    chosen = [copied_splits(1, 8, context, 132, 64) for context in (1000, 4096, 4097, 8000)]
+    assert chosen == [None, None, 64, 64]
     assert copied_splits(1, 8, 8000, 132, 128) is None
     assert [is_copied(1, 64, splits) for splits in (16, 64)] == [False, True]
     assert is_copied(2, 128, 1)

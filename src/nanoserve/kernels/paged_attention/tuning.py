@@ -114,7 +114,7 @@ MOST_SUMS: Final = 2048
 COPIED_VISITS: Final = 3
 """How many visits' keys and values it has room for; those of two are on their way while one is read."""
 COPIED_ALONE: Final = 64
-"""A row alone has them fetched with heads of 64 elements and so many splits, or more: its products use no shared memory, and what does starts 3 to 8 us later between them."""
+"""A row alone has them fetched with heads of 64 elements and so many splits, or more, hence from 4,097 tokens on: its products use no shared memory, and what does starts 3 to 8 us later between them."""
 
 
 def fits_copies(head_dim: int, queries: int) -> bool:
@@ -144,10 +144,10 @@ def copied_sizes(queries: int, head_dim: int) -> Copied:
 def copied_splits(batch: int, kv_heads: int, max_context: int, num_sms: int, head_dim: int) -> int | None:
     """As `choose_splits`, of programs for which the copy engine fetches: as many as each multiprocessor has schedulers; None where it should not.
 
-    Programs that walk many tokens are worth splitting further, as a batch's rows may differ in length.
+    Programs that walk many tokens are worth splitting further, as a batch's rows may differ in length. Those of a row alone walk 128 or more.
     """
     filling = _power_of_2_below(max(1, 4 * num_sms // (batch * kv_heads)))
-    useful = next_power_of_2(triton.cdiv(max_context, max(64, head_dim)))
+    useful = next_power_of_2(triton.cdiv(max_context, max(64 if batch > 1 else 128, head_dim)))
     needed = next_power_of_2(triton.cdiv(max_context, MOST_COPIED))
     splits = min(MAX_SPLITS, max(needed, min(filling, useful)))
     return splits if is_copied(batch, head_dim, splits) else None
