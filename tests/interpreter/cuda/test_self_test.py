@@ -122,7 +122,7 @@ FEWER: Final = (
     (linear, "SKINNY_ROWS", (5,)),
     (experts, "PAIRS_PER_EXPERT", (1,)),
     (delta_rule, "CHUNKS", ((0, 5), (3, 2))),
-    (paged_attention, "LENGTHS", (3, 26, 1, 17, 9)),
+    (paged_attention, "DECODING", (3, 26, 1, 17, 9)),
     (paged_attention, "BATCHES", (64,)),
     (paged_attention, "SPLITS", (2,)),
     (latent_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1))),

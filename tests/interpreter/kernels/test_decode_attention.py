@@ -13,11 +13,12 @@ from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.heads import Scoring
 from nanoserve.kernels.kept import FLOAT8
 from nanoserve.kernels.paged import PagedCache
-from nanoserve.kernels.paged_attention.cases import DecodeCase
+from nanoserve.kernels.paged_attention.cases import DECODING, DecodeCase
 from nanoserve.kernels.paged_attention.launch import decode_attention
 from nanoserve.kernels.paged_attention.tuning import (
     ANY,
     COPIED_HEADS,
+    COPIED_VISITS,
     MAX_SPLITS,
     MAX_TOKENS_PER_SPLIT,
     TILINGS,
@@ -283,6 +284,11 @@ def test_a_row_alone_has_its_keys_fetched_where_its_heads_are_narrow_and_it_is_l
     assert copied_splits(1, 8, 8000, 132, 128) is None
     assert [is_copied(1, 64, splits) for splits in (16, 64)] == [False, True]
     assert is_copied(2, 128, 1)
+
+
+def test_what_a_start_checks_has_rows_whose_keys_are_fetched_to_where_others_were() -> None:
+    visits = [(max(DECODING) - 1) // copied_sizes(1, head_dim).keys for head_dim in COPIED_HEADS]
+    assert min(visits) > 2 * COPIED_VISITS, "each place is filled three times"
 
 
 def test_programs_for_which_the_copy_engine_fetches_have_a_column_for_each_query() -> None:

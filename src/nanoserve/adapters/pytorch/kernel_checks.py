@@ -18,7 +18,7 @@ from nanoserve.ports.model_spec import ModelSpec
 T = TypeVar("T")
 ROWS = (5, 33)
 """Numbers of rows on either side of where kernels change their shape."""
-POSITIONS = 128
+POSITIONS = 512
 """More than the rows have tokens that are rotated."""
 
 
