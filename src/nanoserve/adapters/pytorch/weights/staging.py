@@ -163,7 +163,6 @@ class CudaLane:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(device))
         self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
         self._arrivals = [
             torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -181,7 +180,8 @@ class CudaLane:
         return self._buffers[self._turn][:num_bytes]
 
     def send(self, staged: Tensor, destination: Tensor) -> None:
-        """Queue a copy on the lane's stream; another dtype or layout is made on the device."""
+        """Queue a copy on the lane's stream, behind what may still use the destination's memory; another dtype or layout is made on the device."""
+        self._stream.wait_stream(torch.cuda.current_stream(destination.device))
         with torch.cuda.stream(self._stream):
             if staged.dtype != destination.dtype or not destination.is_contiguous():
                 staged = staged.to(destination.device, non_blocking=True)
