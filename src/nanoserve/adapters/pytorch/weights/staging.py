@@ -162,12 +162,10 @@ class CudaLane:
     """Reads into one buffer while the other is on its way. Pins memory, `2 * PIECE_BYTES` as a rule, on first use."""
 
     def __init__(self, device: torch.device) -> None:
+        self._caller = torch.cuda.current_stream(device)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
-        self._arrivals = [
-            torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            for _ in self._buffers
-        ]
+        self._arrivals = [torch.cuda.Event(blocking=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         self._turn = 0
 
     def buffer(self, num_bytes: int) -> Tensor:
@@ -180,8 +178,8 @@ class CudaLane:
         return self._buffers[self._turn][:num_bytes]
 
     def send(self, staged: Tensor, destination: Tensor) -> None:
-        """Queue a copy on the lane's stream, behind what may still use the destination's memory; another dtype or layout is made on the device."""
-        self._stream.wait_stream(torch.cuda.current_stream(destination.device))
+        """Queue a copy on the lane's stream, behind what the caller's may still do with the destination's memory; another dtype or layout is made on the device."""
+        self._stream.wait_stream(self._caller)
         with torch.cuda.stream(self._stream):
             if staged.dtype != destination.dtype or not destination.is_contiguous():
                 staged = staged.to(destination.device, non_blocking=True)
