@@ -77,12 +77,13 @@ def launch_all():
     for window, block_size, soft_cap in ((None, 16, None), (7, 256, 2.0)):
         wide = PagedCache(halves(2, 1, block_size, 128), halves(2, 1, block_size, 128), some.view(1, 4), window)
         prefill_attention_by_roles(halves(4, 256), wide, halves(4, 256), tiles=tiles, scoring=Scoring(0.1, soft_cap))
-    how = {"batch_rows": some[:1], "lengths": some, "splits": 1, "scratch": scratch, "scoring": Scoring(0.1)}
-    for kept, scales, drafts in ((HALF, None, {}), (FP8.dtype, torch.ones(2, 1), {"scoring": Scoring(0.1, 2.0)}), (HALF, None, {"width": 4, "limits": some})):
-        pool = torch.zeros(2, 1, 16, 64, dtype=kept)
-        cache = PagedCache(pool, pool, some.view(1, 4), 7 if drafts else None, scales)
-        width = drafts.get("width", 1)
-        decode_attention(halves(width, 256), cache, transform, halves(width, 128), tiling=copied_sizes(2 * width, 64), **{**how, **drafts})
+    how = {"batch_rows": some[:1], "lengths": some, "scratch": SplitScratch.create(4, 2, 256, 2, cpu)}
+    for head_dim, kept, splits, cap, drafts in ((64, HALF, 1, None, {}), (128, FP8.dtype, 2, 2.0, {}), (256, HALF, 2, None, {"width": 4, "limits": some})):
+        pool, width = torch.zeros(2, 1, 16, head_dim, dtype=kept), drafts.get("width", 1)
+        cache = PagedCache(pool, pool, some.view(1, 4), 7 if drafts else None, torch.ones(2, 1) if kept is not HALF else None)
+        transform = HeadTransform(torch.zeros(9, head_dim), halves(head_dim), halves(head_dim), 0.1)
+        tiling = copied_sizes(2 * width, head_dim)
+        decode_attention(halves(width, 4 * head_dim), cache, transform, halves(width, 2 * head_dim), tiling=tiling, splits=splits, scoring=Scoring(0.1, cap), **how, **drafts)
 
 
 counter = CompileCounter()
@@ -123,7 +124,7 @@ def test_penalties_behind_however_many_drafts_or_verified_tokens_are_one_kernel(
 
 
 def test_every_form_of_a_kernel_compiles(tmp_path: pathlib.Path) -> None:
-    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3 + 2 + 3
+    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3 + 2 + (3 + 2)
 
 
 def late_kernels(text: str, tmp_path: pathlib.Path) -> object:
