@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -60,9 +62,20 @@ def measured(rows: int, dtype: torch.dtype = torch.float32) -> Memory:
     )
     space: Any = types.SimpleNamespace(logits=torch.zeros(rows, VOCAB, dtype=dtype, device=DEVICE))
     memory = Memory()
-    with torch.inference_mode(), memory:
+    with torch.inference_mode(), memory, without_collections():
         workspace.shape_and_score(spec, space, sizes)
     return memory
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """What is garbage in a circle stays held, whenever Python would have collected it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def test_more_rows_take_no_more_operators() -> None:
