@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -20,6 +18,7 @@ from nanoserve.adapters.pytorch import devices
 from nanoserve.adapters.pytorch.cuda import workspace
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.ports.engine_facts import EngineSizes
+from tests.no_collector import no_collector
 
 VOCAB = 4096
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -62,20 +61,9 @@ def measured(rows: int, dtype: torch.dtype = torch.float32) -> Memory:
     )
     space: Any = types.SimpleNamespace(logits=torch.zeros(rows, VOCAB, dtype=dtype, device=DEVICE))
     memory = Memory()
-    with torch.inference_mode(), memory, without_collections():
+    with torch.inference_mode(), memory, no_collector():
         workspace.shape_and_score(spec, space, sizes)
     return memory
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """What is garbage in a circle stays held, whenever Python would have collected it."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def test_more_rows_take_no_more_operators() -> None:

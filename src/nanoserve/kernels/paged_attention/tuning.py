@@ -136,7 +136,7 @@ class Copied(NamedTuple):
 
 
 def copied_sizes(queries: int, head_dim: int) -> Copied:
-    """Sizes for so many queries of a KV head: 8 or 16 KB of keys a visit, and a warp for each 8 queries, whose sums would not fit into the registers of fewer."""
+    """Sizes for so many queries of a KV head: 4,096 elements of keys a visit, and a warp for each 8 queries, whose sums would not fit into the registers of fewer."""
     columns = max(8, next_power_of_2(queries))
     return Copied(columns, columns // 8, 4096 // head_dim)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import math
@@ -12,7 +11,6 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +31,7 @@ from nanoserve.adapters.llguidance.matchers import GrammarMatcher
 from nanoserve.adapters.llguidance.serving import FIRST_CULPRIT, QUICK_SECONDS, Desk, Row
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, Filled, MaskBlock
+from tests.no_collector import no_collector
 from tests.patience import PATIENCE, wait_until
 from tests.unit.adapters.llguidance.thread_crews import SEATS, Threads
 from tests.unit.adapters.llguidance.vocabularies import (
@@ -431,16 +430,6 @@ def test_the_seat_of_an_answer_that_has_ended_is_kept_while_the_device_may_read_
         grammars.rest()
     wait_until(lambda: grammars.is_ready(another))
     assert another.seat == 0
-
-
-@contextlib.contextmanager
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("is_late", [False, True])
