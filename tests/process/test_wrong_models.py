@@ -130,9 +130,7 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         pytest.fail("a wrong checkpoint was read into memory")
 
-    monkeypatch.setattr(checkpoint, "transfer", refuse)
-    monkeypatch.setattr(checkpoint, "cuda_lanes", refuse)
-    monkeypatch.setattr(checkpoint, "_lanes_to", lambda _: (object(),))
+    monkeypatch.setattr(checkpoint, "_fill_or_make", refuse)
 
 
 def make(folder: Path, family: str) -> None:

@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.devices import CPU
 from nanoserve.adapters.pytorch.weights import staging
 from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
 from nanoserve.adapters.pytorch.weights.noise import fill_randomly
-from nanoserve.adapters.pytorch.weights.staging import cuda_lanes
+from nanoserve.adapters.pytorch.weights.staging import lanes_between
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +38,7 @@ def test_everything_arrives_converted(
 
 
 def test_a_buffer_is_not_overwritten_before_its_content_has_arrived() -> None:
-    (lane, *_) = cuda_lanes(torch.device("cuda"))
+    (lane, *_) = lanes_between(CPU, torch.device("cuda"))
     destinations = [torch.empty(8 << 20, dtype=torch.uint8, device="cuda") for _ in range(24)]
     for value, destination in enumerate(destinations):
         lane.send(lane.buffer(8 << 20).fill_(value), destination)

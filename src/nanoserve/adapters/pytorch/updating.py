@@ -194,7 +194,7 @@ class ModelWeights:
                 else:
                     large += staging.pieces_of(_in_memory(path, source.contiguous()), tensor)
         if large:
-            staging.transfer(large, staging.cuda_lanes(large[0].destination.device))
+            staging.transfer(large, staging.lanes_between(CPU, large[0].destination.device))
         if self._memories is not None:
             self._memories[WEIGHTS].forget()
         self._sources = [*(self._sources if blank.partial else ()), *blank.sources]

@@ -12,13 +12,14 @@ import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.devices import CPU
 from nanoserve.adapters.pytorch.parallel.splitting import Slices, part_of
 from nanoserve.adapters.pytorch.weights.gguf_file import PackedTensor, is_gguf, packed_tensors, unpack
 from nanoserve.adapters.pytorch.weights.integers import PackedMatrices
 from nanoserve.adapters.pytorch.weights.mxfp4 import PackedStacks
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, no_place, stored_tensors
 from nanoserve.adapters.pytorch.weights.scales import ACTIVATION_SCALES, EIGHT_BITS, Scales
-from nanoserve.adapters.pytorch.weights.staging import Lane, cuda_lanes, pieces_of, transfer
+from nanoserve.adapters.pytorch.weights.staging import Lane, lanes_between, pieces_of, transfer
 from nanoserve.kernels.forms import Form
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import Packing
@@ -143,7 +144,10 @@ def load_checkpoint(
         scales.want(stored, own[stored.name])
     scales.check()
     if read:
-        _fill_or_make(plain, into, _lanes_to(into.tensors) if lanes is None else lanes)
+        if lanes is None:
+            device = next((each.device for each in into.tensors.values()), CPU)
+            lanes = () if device.type == "cpu" else lanes_between(CPU, device)
+        _fill_or_make(plain, into, lanes)
         scales.apply(into.scale_targets, slices)
         for each in packed_forms:
             each.apply(into.tensors, into.scale_targets, slices)
@@ -262,11 +266,6 @@ def _make(stored: StoredTensor, into: Destinations, slices: Slices, lanes: Seque
         numbers, factors = form.quantize(piece.float())
         destination[place].copy_(numbers)
         scales[place].copy_(factors)
-
-
-def _lanes_to(destinations: Mapping[str, Tensor]) -> Sequence[Lane]:
-    device = next((tensor.device for tensor in destinations.values()), None)
-    return cuda_lanes(device) if device is not None and device.type == "cuda" else ()
 
 
 _StoredT = TypeVar("_StoredT", StoredTensor, PackedTensor)

@@ -57,9 +57,9 @@ class PackedTensor:
     @property
     def row_bytes(self) -> int:
         """Bytes of one stored row."""
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # noqa: PLC0415 - as below
+        import gguf  # noqa: PLC0415 - as below
 
-        block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.kind]]
+        block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[self.kind]]
         return self.shape[1:].numel() // block_size * block_bytes
 
     @property
@@ -83,13 +83,9 @@ class PackedTensor:
 
     def copy_rows(self, into: Into, places: Tensor, start: int) -> None:
         """Dequantize the rows from `start` on into those places of the destination, or repack them where their scales have one, too."""
-        from gguf import (  # noqa: PLC0415 - half a second that other checkpoints need not wait
-            GGML_QUANT_SIZES,
-            GGMLQuantizationType,
-            dequantize,
-        )
+        import gguf  # noqa: PLC0415 - half a second that other checkpoints need not wait
 
-        kind, row_bytes = GGMLQuantizationType[self.kind], self.row_bytes
+        kind, row_bytes = gguf.GGMLQuantizationType[self.kind], self.row_bytes
         count = len(places) * row_bytes
         packed = np.fromfile(self.file, np.uint8, count, offset=self.offset + start * row_bytes)
         if len(packed) < count:
@@ -99,7 +95,7 @@ class PackedTensor:
         packed, (destination, target) = packed.reshape(len(places), row_bytes), into
         places = places.to(destination.device)
         if target is not None:
-            blocks = packed.reshape(len(places), -1, GGML_QUANT_SIZES[kind][1])
+            blocks = packed.reshape(len(places), -1, gguf.GGML_QUANT_SIZES[kind][1])
             try:
                 made = KINDS[self.kind].pack(torch.from_numpy(blocks))
             except ArithmeticError:
@@ -107,7 +103,7 @@ class PackedTensor:
             for own, part in zip((destination, target), made, strict=True):
                 own.index_copy_(0, places, part.to(own.device))
             return
-        numbers = torch.from_numpy(dequantize(packed, kind)).view(len(places), *self.shape[1:])
+        numbers = torch.from_numpy(gguf.dequantize(packed, kind)).view(len(places), *self.shape[1:])
         destination.index_copy_(0, places, numbers.to(destination))
 
 

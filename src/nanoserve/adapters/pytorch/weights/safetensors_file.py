@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
@@ -130,14 +131,7 @@ def extents(file: Path) -> dict[str, tuple[str, int, int]]:
 
 
 def _unreadable(file: Path, error: object) -> ModelLoadError:
-    if _is_lfs_pointer(file):
-        return ModelLoadError(f"{file}: a Git LFS pointer and not the weights: run git lfs pull")
+    with contextlib.suppress(OSError), file.open("rb") as opened:
+        if opened.read(len(LFS_POINTER)) == LFS_POINTER:
+            return ModelLoadError(f"{file}: a Git LFS pointer and not the weights: run git lfs pull")
     return ModelLoadError(f"{file}: not a readable safetensors file ({error}): download it again")
-
-
-def _is_lfs_pointer(file: Path) -> bool:
-    try:
-        with file.open("rb") as opened:
-            return opened.read(len(LFS_POINTER)) == LFS_POINTER
-    except OSError:
-        return False

@@ -195,14 +195,9 @@ def count_lanes(most: int = MOST_LANES) -> int:
     return min(most, os.cpu_count() or 1)
 
 
-def cuda_lanes(device: torch.device) -> list[CudaLane]:
-    """As many lanes to a GPU as pay."""
-    return [CudaLane(device) for _ in range(count_lanes())]
-
-
 def lanes_between(source: torch.device, destination: torch.device) -> Sequence[Lane]:
     """As many lanes as pay from a device, or from files beside it, to memory of the host or of a GPU; none within a GPU, which copies by itself."""
     if destination.type == "cuda":
-        return cuda_lanes(destination) if source.type == "cpu" else ()
+        return [CudaLane(destination) for _ in range(count_lanes() if source.type == "cpu" else 0)]
     make = HostLane if source.type == "cpu" else functools.partial(FetchingLane, source)
     return [make() for _ in range(count_lanes(MOST_HOST_LANES))]
