@@ -11,6 +11,8 @@ from nanoserve.adapters.pytorch.cuda.graphs import PATIENCE, Key, Keys, StandIns
 from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps, Shape
 from nanoserve.ports.engine_facts import EngineSizes
 
+SIZES = EngineSizes(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=256, vocab_size=9, block_size=16)
+
 
 def test_others_stand_in_for_a_graph_until_it_has_been_asked_for_often() -> None:
     stand_ins = StandIns[str](3)
@@ -36,10 +38,7 @@ def test_a_larger_size_stands_in_until_it_has_cost_as_much_as_a_capture() -> Non
 
 
 def test_a_batch_of_the_same_size_stands_in_before_a_larger_one_however_its_attention_is_cut() -> None:
-    sizes = EngineSizes(
-        max_num_seqs=8, max_num_batched_tokens=64, max_model_len=256, vocab_size=9, block_size=16
-    )
-    keys = Keys(sizes, lambda places, _: 32 // places)
+    keys = Keys(SIZES, lambda places, _: 32 // places)
     owned = [Key(1, 32, samples=True), Key(1, 16, samples=True), Key(2, 4, samples=True)]
     special = [
         Key(1, 4, samples=False),
@@ -52,6 +51,15 @@ def test_a_batch_of_the_same_size_stands_in_before_a_larger_one_however_its_atte
     assert keys.stand_in(asked) == asked
     assert keys.stand_in(Key(2, 64, samples=True)) == Key(2, 4, samples=True)
     assert keys.stand_in(Key(3, 4, samples=True)) == Key(3, 4, samples=True)
+    assert keys.stand_in(Key(2, 0, samples=True, masks=8)) == Key(2, 0, samples=True, masks=8)
+
+
+@pytest.mark.parametrize(("splits", "steps"), [(1, PATIENCE), (16, PATIENCE // 4), (64, PATIENCE // 64)])
+def test_a_graph_with_fewer_splits_stands_in_for_fewer_steps(splits: int, steps: int) -> None:
+    keys = Keys(SIZES, lambda *_: 1)
+    owned, asked = Key(1, 8, samples=True), Key(1, splits, samples=True)
+    keys.stand_ins.owners.add(owned)
+    assert [keys.stand_in(asked) for _ in range(steps + 2)] == [owned] * steps + [asked] * 2
 
 
 @pytest.mark.parametrize(("most_tokens", "larger"), [(6000.0, [768, 2048]), (300.0, [768])])

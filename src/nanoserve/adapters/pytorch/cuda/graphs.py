@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -125,7 +125,13 @@ class Keys:
     def __init__(self, sizes: EngineSizes, choose_splits: Callable[[int, int], int]) -> None:
         self._sizes, self._most = sizes, sizes.max_num_seqs
         self._choose_splits = functools.cache(choose_splits)
-        self.stand_ins = StandIns[Key](8 * PATIENCE, lambda key, other: max(other.places - key.places, 8))
+        # With a quarter of the splits a long row's attention takes up to four times as long, and most of the step.
+        self.stand_ins = StandIns[Key](
+            8 * PATIENCE,
+            lambda key, other: max(
+                other.places - key.places, 8 * max(1.0, key.splits / max(other.splits, 1)) ** 2
+            ),
+        )
 
     def of(
         self,
@@ -163,19 +169,15 @@ class Keys:
         """The key whose graph the step replays: its own, or for the first few times one that computes the same."""
         return self.stand_ins.choose(key, self._nearly(key))
 
-    def _nearly(self, key: Key) -> Iterator[Key]:
+    def _nearly(self, key: Key) -> list[Key]:
         """Keys of plain steps that compute what this one's does, the nearest first: any number of splits is right, and places beyond the batch are padded.
 
         A further place costs more than other splits: products of two rows with 4-bit weights take half as long again as of one.
         """
         if key.masks or key.adapted or key.width:
-            return
-        most = 2 * key.places + 8
-        near = [
-            each
-            for each in self.stand_ins.owners
-            if each.splits and each[2:] == key[2:] and key.places <= each.places <= most
-        ]
-        yield from sorted(
-            near, key=lambda each: (each.places, abs(math.log(each.splits / key.splits)), each.splits)
+            return []
+        alike = [each for each in self.stand_ins.owners if each.splits and each[2:] == key[2:]]
+        return sorted(
+            (each for each in alike if key.places <= each.places <= 2 * key.places + 8),
+            key=lambda each: (each.places, abs(math.log(each.splits / key.splits)), each.splits),
         )
