@@ -184,15 +184,27 @@ def test_scales_that_are_no_numbers_are_named(tmp_path: Path, suffix: str, bad: 
         load_checkpoint(str(tmp_path), Destinations({"a.weight": torch.empty(130, 3)}))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, EIGHT_BITS])
 @pytest.mark.parametrize("byte", [0x7F, 0xFF])
-def test_8_bit_floats_that_are_kept_and_are_no_numbers_are_named(tmp_path: Path, byte: int) -> None:
+def test_8_bit_floats_that_are_no_numbers_are_named(tmp_path: Path, byte: int, dtype: torch.dtype) -> None:
+    """Those that are kept, and those that are widened."""
     stored = STORED.clone()
     stored.view(torch.uint8)[129, 1] = byte
     save_file({"a.weight": stored, "a.weight_scale": torch.ones(1)}, tmp_path / "model.safetensors")
-    kept, scales = torch.empty(130, 3, dtype=EIGHT_BITS), torch.empty(130, 1)
-    into = Destinations({"a.weight": kept}, scale_targets={"a.weight": scales})
+    targets = {"a.weight": torch.empty(130, 1)} if dtype is EIGHT_BITS else {}
+    into = Destinations({"a.weight": torch.empty(130, 3, dtype=dtype)}, scale_targets=targets)
     with pytest.raises(ModelLoadError, match=r"'a.weight' has numbers that are not finite"):
         load_checkpoint(str(tmp_path), into)
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float16, 1e6), (torch.float32, 1e38)])
+def test_a_weight_whose_scale_makes_it_infinite_is_named(
+    tmp_path: Path, dtype: torch.dtype, scale: float
+) -> None:
+    stored = torch.full((130, 3), 448.0).to(EIGHT_BITS)
+    save_file({"a.weight": stored, "a.weight_scale": torch.tensor(scale)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"'a.weight' has numbers that are not finite"):
+        load_checkpoint(str(tmp_path), Destinations({"a.weight": torch.empty(130, 3, dtype=dtype)}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, EIGHT_BITS])

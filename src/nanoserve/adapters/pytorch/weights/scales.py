@@ -79,14 +79,12 @@ class Scales:
             raise ModelLoadError(f"{scale.file}: {scale.name!r} scales no weight of 8-bit floats")
 
     def apply(self, targets: Mapping[str, Tensor], slices: Slices) -> None:
-        """Multiply every weight with its scales, in float32, rounded once; or put them into its target, if it has one."""
+        """Multiply weights with their scales, in float32, rounded once, or put these into their targets; raises `ModelLoadError` if some are not finite."""
         for name, (stored, destination) in self._wanted.items():
             found = self._found[name]
             scale = found.data.float().to(destination.device)
             if not scale.isfinite().all():
                 raise not_finite(found)
-            if destination.dtype is EIGHT_BITS and not is_finite(destination):
-                raise not_finite(stored)
             if not in_blocks(stored, found):
                 scale = scale.reshape(-1, 1).expand(stored.shape[0], 1)
             else:
@@ -102,6 +100,8 @@ class Scales:
                     part = part_of(_by_column(scale, stored.shape[1]), dim, source)
                     own = part_of(destination, dim, place)
                     own.copy_(own.float() * part)
+            if not is_finite(destination):
+                raise not_finite(stored)
 
 
 def _by_column(scale: Tensor, columns: int) -> Tensor:
