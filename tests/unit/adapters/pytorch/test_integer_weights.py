@@ -262,34 +262,6 @@ def test_names_of_a_model_without_a_head_are_shorter(tmp_path: Path, layout: str
     assert assert_same(built(tmp_path, keep=True), plain) == kept
 
 
-@pytest.mark.parametrize("layout", ["awq", "W4A16", "NVFP4"])
-def test_a_matrix_that_is_there_as_floats_too_is_named(tmp_path: Path, layout: str) -> None:
-    parts, exact = LAYOUTS[layout].write(torch.randn(16, 64), 0)
-    tensors = {"weight": exact, **parts}
-    save_file(
-        {f"a.{part}": each.contiguous() for part, each in tensors.items()}, tmp_path / "model.safetensors"
-    )
-    with pytest.raises(ModelLoadError, match=r"'a.weight' is there as floats and packed"):
-        load_checkpoint(
-            str(tmp_path), Destinations({"a.weight": torch.empty(16, 64)}), packing=LAYOUTS[layout].packing
-        )
-
-
-def test_a_matrix_that_is_packed_in_two_ways_is_named(tmp_path: Path) -> None:
-    tensors: dict[str, Tensor] = {}
-    for each in ("gptq", "W4A16"):
-        parts, _ = LAYOUTS[each].write(torch.randn(16, 128), 0)
-        tensors |= {f"a.{name}": tensor.contiguous() for name, tensor in parts.items()}
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ModelLoadError, match=r"'a\.\w+' is not the only one packed as 'a.weight'"):
-        load_checkpoint(
-            str(tmp_path),
-            Destinations({"a.weight": torch.empty(16, 128)}),
-            packing=LAYOUTS["gptq"].packing,
-            read=False,
-        )
-
-
 @pytest.mark.parametrize("keep", [False, True])
 def test_biases_of_nothing_that_a_library_wrote_beside_each_matrix_are_left_out(
     tmp_path: Path, *, keep: bool

@@ -66,6 +66,7 @@ def test_a_packed_checkpoint_computes_what_transformers_computes(packed: TinyMod
         ("lose the scales", "down_proj_scales"),
         ("cut a block", "have shapes"),
         ("rename", "no place in this model"),
+        ("of a matrix", "o_proj.weight_blocks' has no place in this model"),
         ("no number", "down_proj_scales' has numbers that are not finite"),
     ],
 )
@@ -78,6 +79,11 @@ def test_a_broken_stack_is_named(packed: TinyModel, change: str, named: str) -> 
         tensors[f"{stack}_scales"][-1, -1, -1] = 255
     elif change == "cut a block":
         tensors[f"{stack}_blocks"] = tensors[f"{stack}_blocks"][..., :8].contiguous()
+    elif change == "of a matrix":
+        matrix = "model.layers.1.self_attn.o_proj.weight"
+        del tensors[matrix]
+        for kind in ("_blocks", "_scales"):
+            tensors[matrix + kind] = tensors[stack + kind].clone()
     else:
         tensors["model.other_blocks"] = tensors[f"{stack}_blocks"].clone()
         tensors["model.other_scales"] = tensors[f"{stack}_scales"].clone()

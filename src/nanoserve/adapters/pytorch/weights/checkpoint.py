@@ -89,13 +89,12 @@ class Destinations:
         """The tensors that have a place here, or ought to, by their names here."""
         parts = self.parts()
         known = self.tensors.keys() | self.stacks.keys() | parts.others
-        named = (attrs.evolve(each, name=name_here(each.name, known, embedding)) for each in found)
-        return [
-            each
-            for each in named
-            if not parts.is_elsewhere(each.name)
-            and (each.name in known or not each.name.startswith(self.unused))
-        ]
+        here: dict[str, StoredTensor] = {}
+        for each in found:
+            name = name_here(each.name, known, embedding)
+            if not parts.is_elsewhere(name) and (name in known or not name.startswith(self.unused)):
+                _check_once(here.setdefault(name, each), each)
+        return [attrs.evolve(each, name=name) for name, each in here.items()]
 
 
 def load_checkpoint(
@@ -123,7 +122,7 @@ def load_checkpoint(
     of_file = list(packed_tensors(Path(folder), ignored)) if is_gguf(Path(folder)) else []
     slices = into.parts({each.name: each.form for each in of_file})
     if of_file:
-        _load_gguf(of_file, own, into, slices, read=read)
+        _load_gguf(of_file, into, slices, read=read)
         return
     tensors = _without_idle(into.here(tensors_in(folder, ignored), embedding), own)
     packed = (
@@ -135,12 +134,15 @@ def load_checkpoint(
     packed_forms = (PackedStacks(tensors), PackedMatrices(tensors, packing))
     others = (stored for stored in tensors if not any(each.has(stored) for each in packed_forms))
     weights = [stored for stored in others if not scales.take(stored)]
-    plain = list(_matches(folder, weights, slices, [name for each in packed_forms for name in each.names]))
+    filled: dict[str, StoredTensor] = {}
+    for each in packed_forms:
+        for name, some in each.names:
+            _check_once(filled.setdefault(name, some), some)
+    plain = _matches(weights, slices, filled)
+    _check_all(folder, slices, filled)
     for each in packed_forms:
         each.check(slices.wholes)
     for stored in plain:
-        if any(stored.name in each.names for each in packed_forms):
-            raise ModelLoadError(f"{stored.file}: tensor {stored.name!r} is there as floats and packed")
         scales.want(stored, own[stored.name])
     scales.check()
     if read:
@@ -156,13 +158,14 @@ def load_checkpoint(
 def overlay(tensors: Iterable[StoredTensor], into: Destinations, lanes: Sequence[Lane] = ()) -> set[str]:
     """Fill the destinations of some plain tensors; returns their names. Otherwise as `load_checkpoint`, and checked before any is read."""
     found = into.here(each for each in tensors if not each.name.endswith(into.ignored()))
-    plain = list(_matches("", found, into.parts(), into.parts().wholes))
+    filled: dict[str, StoredTensor] = {}
+    plain = _matches(found, into.parts(), filled)
     for stored in plain:
         if stored.dtype is EIGHT_BITS:
             message = f"{stored.file}: tensor {stored.name!r} is stored quantized: store it as floats"
             raise ModelLoadError(message)
     _fill_or_make(plain, into, lanes)
-    return {name for stored in plain for name in into.stacks.get(stored.name, (None, (stored.name,)))[1]}
+    return filled.keys() & into.tensors.keys()
 
 
 def _fill_or_make(plain: Sequence[StoredTensor], into: Destinations, lanes: Sequence[Lane]) -> None:
@@ -214,17 +217,12 @@ def name_here(stored: str, known: Collection[str], embedding: str = "") -> str:
     return next(iter(names), written if written in known else stored)
 
 
-def _load_gguf(
-    packed: Sequence[PackedTensor],
-    own: Mapping[str, Tensor],
-    into: Destinations,
-    slices: Slices,
-    *,
-    read: bool,
-) -> None:
+def _load_gguf(packed: Sequence[PackedTensor], into: Destinations, slices: Slices, *, read: bool) -> None:
     """Dequantize or repack on the host: of a rank's parts one whole tensor at a time is there."""
     here = [each for each in packed if not slices.is_elsewhere(each.name)]
-    every, targets = list(_matches(str(here[0].file), here, slices)), into.scale_targets
+    own, filled = into.own(), dict[str, PackedTensor]()
+    every, targets = _matches(here, slices, filled), into.scale_targets
+    _check_all(str(here[0].file), slices, filled)
     for each in [each for each in every if read and each.name in into.made]:
         unpack([(each, (whole := torch.empty(each.shape), None))])
         _make(StoredTensor(each.file, each.name, whole, 0, in_memory=True), into, slices, ())
@@ -271,28 +269,34 @@ def _make(stored: StoredTensor, into: Destinations, slices: Slices, lanes: Seque
 _StoredT = TypeVar("_StoredT", StoredTensor, PackedTensor)
 
 
-def _matches(
-    origin: str, found: Iterable[_StoredT], slices: Slices, elsewhere: Collection[str] = ()
-) -> Iterator[_StoredT]:
-    """The tensors that have a place, as whole ones; `elsewhere` are, once all are found, the names of those that come in another form."""
-    missing = dict.fromkeys(slices.wholes)
+def _matches(found: Iterable[_StoredT], slices: Slices, filled: dict[str, _StoredT]) -> list[_StoredT]:
+    """The tensors that have a place, as whole ones; they join those that have `filled` one, by its name."""
+    matches = []
     for stored in found:
         alone = slices.wholes.get(stored.name), (stored.name,)
-        destination, filled = slices.whole_stacks.get(stored.name, alone)
+        destination, names = slices.whole_stacks.get(stored.name, alone)
         if destination is None:
             raise no_place(stored)
         _check(stored, destination)
-        yield stored
-        for name in filled:
-            missing.pop(name, None)
-    for name in elsewhere:
-        missing.pop(name, None)
-    if missing:
-        names = ", ".join(list(missing)[:5]) + (", ..." if len(missing) > 5 else "")
+        for name in names:
+            _check_once(filled.setdefault(name, stored), stored)
+        matches.append(stored)
+    return matches
+
+
+def _check_all(origin: str, slices: Slices, filled: Collection[str]) -> None:
+    if missing := [name for name in slices.wholes if name not in filled]:
+        names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise ModelLoadError(
             f"{origin}: the checkpoint lacks {len(missing)} tensors that its config asks for: {names}: "
             "download it again, or take the config that belongs to it"
         )
+
+
+def _check_once(one: _StoredT, other: _StoredT) -> None:
+    if one is not other:
+        both = f"{one.file}: {one.name!r} and {other.file}: {other.name!r}"
+        raise ModelLoadError(f"{both} are one weight: leave one of them out")
 
 
 def _check(stored: StoredTensor | PackedTensor, destination: Tensor) -> None:

@@ -11,7 +11,7 @@ integer activations, has `weight` int8 [N, K] and `weight_scale` [N, groups]. We
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import attrs
@@ -138,6 +138,8 @@ class PackedMatrices:
         tensors = {stored.name: stored for stored in found}
         self._taken: set[str] = set()
         self._matrices: dict[str, Matrix | FloatMatrix] = {}
+        self.names: list[tuple[str, StoredTensor]] = []
+        """The name of each one's weight, and its numbers."""
         for name, stored in tensors.items():
             stem, _, last = name.rpartition(".")
             beside, is_floats = _BESIDE.get((last, stored.dtype)), stored.dtype is torch.uint8
@@ -156,17 +158,11 @@ class PackedMatrices:
                         f"{part.file}: {part.name!r} is {part.dtype}, which no library writes: is it damaged?"
                     )
             weight = f"{stem}.weight"
-            if weight in self._matrices:
-                raise ModelLoadError(f"{stored.file}: {name!r} is not the only one packed as {weight!r}")
+            self.names.append((weight, stored))
             parts = {last: stored, **parts}
             made = FloatMatrix.of(parts) if is_floats else _matrix(weight, parts, packing)
             self._matrices[weight] = made
             self._taken |= {each.name for each in parts.values()}
-
-    @property
-    def names(self) -> Collection[str]:
-        """The names of their weights."""
-        return self._matrices.keys()
 
     @property
     def forms(self) -> dict[str, Form]:

@@ -8,7 +8,7 @@ lost in that or in float32.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import torch
@@ -37,9 +37,9 @@ class PackedStacks:
                     self._found.setdefault(stored.name.removesuffix(kind), {})[kind] = stored
 
     @property
-    def names(self) -> Collection[str]:
-        """The tensors that they stand for."""
-        return self._found.keys()
+    def names(self) -> list[tuple[str, StoredTensor]]:
+        """The name of the tensor that each stands for, and a part of it."""
+        return [(name, next(iter(parts.values()))) for name, parts in self._found.items()]
 
     def has(self, stored: StoredTensor) -> bool:
         """True if a tensor is a part of one."""
@@ -54,7 +54,7 @@ class PackedStacks:
                     raise ModelLoadError(
                         f"{some.file}: {some.name!r} has no {name}{kind} in any file of the checkpoint: download it again"
                     )
-            if name not in destinations:
+            if name not in destinations or destinations[name].dim() != 3:
                 raise no_place(some)
             experts, rows, columns = destinations[name].shape
             if destinations[name].dtype is torch.uint8:
