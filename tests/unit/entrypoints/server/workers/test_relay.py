@@ -8,6 +8,8 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from structlog.testing import capture_logs
+
 from nanoserve.entrypoints.server.workers.relay import Relay, RelayedApp
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -171,9 +173,25 @@ async def test_a_client_that_reads_slowly_holds_back_who_answers() -> None:
     assert received == sent == messages
 
 
-async def test_an_answer_that_fails_ends_the_connection() -> None:
-    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
-        raise ValueError("a bug")
+async def test_an_answer_that_fails_has_no_end_and_is_logged_and_the_next_one_arrives_whole() -> None:
+    said: list[bytes] = []
+    asked = 0
 
-    async with relayed(app) as relay:
-        await relay(SCOPE, client(), ignore)
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        nonlocal asked
+        asked += 1
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        if asked == 1:
+            raise ValueError("a bug")
+        await send({"type": "http.response.body", "body": b"ended", "more_body": False})
+
+    async def send(message: Any) -> None:
+        said.append(message["body"])
+
+    with capture_logs() as logged:
+        async with relayed(app) as relay:
+            await relay(SCOPE, client(), send)
+            assert said == [b"begun"]
+            await relay(SCOPE, client(), send)
+    assert said == [b"begun", b"begun", b"ended"]
+    assert [(each["log_level"], str(each["exc_info"])) for each in logged] == [("error", "a bug")]
