@@ -87,6 +87,28 @@ def test_env_describes_the_machine() -> None:
     assert f"products.int8            {facts['products']['int8']}\n" in shown
 
 
+DIES_WITH_TORCH = """
+import os, sys
+
+class Ends:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            os.abort()
+
+from nanoserve.__main__ import main
+sys.meta_path.insert(0, Ends())
+main()
+"""
+
+
+def test_env_has_described_the_machine_when_a_broken_torch_ends_it() -> None:
+    done = run("env", command=(sys.executable, "-c", DIES_WITH_TORCH))
+    assert done.returncode == -signal.SIGABRT
+    assert {"packages.torch", "cpu.flags", "gpus"} <= {
+        line.split()[0] for line in done.stdout.decode().splitlines()
+    }
+
+
 def test_print_config_shows_every_value_and_its_origin(tmp_path: pathlib.Path, folder: str) -> None:
     path = tmp_path / "nanoserve.toml"
     path.write_text("max_num_seqs = 5\nblock_size = 8\n[sampling]\nmin_p = 0.25\n", encoding="utf-8")

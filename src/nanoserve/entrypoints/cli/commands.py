@@ -346,14 +346,14 @@ def inspect(*, file: str, **wanted: Any) -> None:
 @options.DEBUG
 def env(*, as_json: bool) -> None:
     """Show versions, processor, memory, and what multiplies weights in each form here, for bug reports."""
-    from nanoserve.entrypoints.compose.bootstrap import described  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.compose.bootstrap import environment, products  # noqa: PLC0415 - not needed for --help
 
-    facts = described()
     if as_json:
-        click.echo(json.dumps(facts))
+        click.echo(json.dumps({**environment(), **products()}))
         return
-    for name, value in _flat(facts):
-        click.echo(f"{name:<24} {value}")
+    for part in (environment, products):  # torch is loaded last: a broken one ends the process
+        for name, value in _flat(part()):
+            click.echo(f"{name:<24} {value}")
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -57,14 +57,13 @@ _MOST_COMPILERS: Final = 32
 """A model has some 70 kernels, and each process that compiles has 100 MB of its own."""
 
 
-def described() -> dict[str, Any]:
-    """The environment, and what multiplies weights in each form here, unless torch cannot be loaded."""
-    facts = environment()
+def products() -> dict[str, Any]:
+    """The products of weights in each form here, as `products`; nothing where torch cannot be loaded."""
     with contextlib.suppress(ImportError, OSError):
         from nanoserve.adapters.pytorch.told import told_forms  # noqa: PLC0415 - loads torch
 
-        facts["products"] = told_forms()
-    return facts
+        return {"products": told_forms()}
+    return {}
 
 
 def assemble(
