@@ -7,18 +7,18 @@ that a device can read it as little-endian int32 words [ceil(vocab / 32)].
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final, Protocol, TypeVar
 
 import attrs
 
+from nanoserve.ports.errors import BadValueError
+
 TicketT_contra = TypeVar("TicketT_contra", contravariant=True)
 ValueT_co = TypeVar("ValueT_co", covariant=True)
 MOST_DRAFTED: Final = 64
 """The most tokens of a wide step with masked rows, because each may need a mask."""
-TOGETHER: Final = 128
-"""Constraints that are compiled at once for who waits for them all: for so many grammars there is room."""
 AT_FAULT: Final = "constraint: "
 """The beginning of the error of an answer whose constraint ends it."""
 BOUNDED_WHITESPACE: Final = r" |\r?\n {0,40}|\r?\n\t{0,10}"
@@ -86,6 +86,12 @@ class Constraint:
     whitespace: str = BOUNDED_WHITESPACE
     after: tuple[int, ...] = attrs.field(default=(), converter=_tuple_of_ids)
     reasoning: ReasoningLimit | None = None
+
+
+def check_fault(error: str | None) -> None:
+    """Raises `BadValueError` if this is the error of an answer whose constraint ends it."""
+    if error is not None and error.startswith(AT_FAULT):
+        raise BadValueError("constraint", error.removeprefix(AT_FAULT))
 
 
 class Matcher(Protocol):
@@ -221,19 +227,6 @@ class Grammars(Protocol):
 
     def counts(self) -> GrammarCounts:
         """Counters since the grammars were built."""
-
-
-def make_ready(grammars: Grammars | None, constraints: Iterable[Constraint | None]) -> None:
-    """Compile constraints, `TOGETHER` at once, and wait for them. Raises the error of the first that cannot be kept."""
-    left = [*dict.fromkeys(filter(None, constraints))]
-    if grammars is None:
-        return  # nor does the engine make any
-    for first in range(0, len(left), TOGETHER):
-        made = [grammars.compile(each) for each in left[first : first + TOGETHER]]
-        while not all(each.done() for each in made):
-            grammars.rest()
-        for each in made:
-            each.result()
 
 
 @attrs.frozen

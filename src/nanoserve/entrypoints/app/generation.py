@@ -36,7 +36,7 @@ from nanoserve.ports.events import (
     SequenceRouted,
     TokensGenerated,
 )
-from nanoserve.ports.grammar import AT_FAULT
+from nanoserve.ports.grammar import AT_FAULT, check_fault
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import MAX_SEQUENCES_PER_REQUEST, PARAMETERS, Kind
 from nanoserve.ports.step import TokenLogprobs
@@ -205,8 +205,7 @@ def _is_at_fault(piece: Piece) -> bool:
 
 
 def _check_end(piece: Piece) -> None:
-    if _is_at_fault(piece):
-        raise BadValueError("constraint", (piece.error or "").removeprefix(AT_FAULT))
+    check_fault(piece.error)
     if piece.finish_reason is FinishReason.ERROR:
         raise StepFailedError(piece.error or "the step failed")
     # A request's first sequence is the first to start: if it has nothing, no other has.

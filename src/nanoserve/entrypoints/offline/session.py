@@ -25,7 +25,7 @@ from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import BadValueError, ConflictError, NanoserveError, StepFailedError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
-from nanoserve.ports.grammar import Constraint, make_ready
+from nanoserve.ports.grammar import Constraint, check_fault
 from nanoserve.ports.pooling import PoolerSpec, Task
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
@@ -160,18 +160,18 @@ class Session:
     def run(self, jobs: Sequence[PromptJob], *, progress: bool = False) -> Generator[EngineEvent]:
         """Run jobs together and yield every event, once its job has taken it; `progress` shows a bar in a terminal.
 
-        Raises as `run_requests` does, and `StepFailedError` at the end where the engine could not finish a request.
+        Raises as `run_requests` does, `BadValueError` once a constraint cannot be kept, and `StepFailedError` at the end where the engine could not finish a request.
         """
         by_id = {job.request.request_id: job for job in jobs}
         record = self._recording.write_turns if self._recording else lambda: None
         events = run_requests(self.assembly.engine, [job.request for job in jobs], record)
         bar = _progress_bar(len(jobs), enabled=progress)
         with self._lock, without_full_collections(), contextlib.closing(events), bar as advance:
-            make_ready(self.assembly.grammars, [job.request.constraint for job in jobs])
             for event in events:
                 job = by_id[event.request_id]
                 job.take(event)
                 if isinstance(event, TokensGenerated):
+                    check_fault(event.error)
                     advance(len(event.token_ids), int(event.finish_reason is not None and job.finished))
                 yield event
         errors = [job.error for job in jobs if job.error]

@@ -1,4 +1,4 @@
-"""Offline, over the built-in model: answers are what was asked for, and what cannot be kept is refused before anything runs."""
+"""Offline, over the built-in model: answers are what was asked for, and what cannot be kept is refused."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pytest
 
 from nanoserve.adapters.engine_process.wire.codec import decode_command, encode_command
 from nanoserve.adapters.llguidance import reading
+from nanoserve.adapters.llguidance.crew import Worker
 from nanoserve.entrypoints.offline import LLM, SamplingParams
 from nanoserve.ports.engine_link import Add
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.request import Request
+from tests.patience import wait_until
 
 SCHEMA = {
     "type": "object",
@@ -26,6 +28,7 @@ SCHEMA = {
     "required": ["mood", "count"],
     "additionalProperties": False,
 }
+PROMPT = "What is read while a grammar is made."
 PARAMS = SamplingParams(max_tokens=200, temperature=1.0, seed=5)
 
 
@@ -72,21 +75,31 @@ def test_what_cannot_be_kept_is_refused(llm: LLM, asked: object, named: str) -> 
         llm.generate(["A", "B"], PARAMS, structured_outputs=asked, use_tqdm=False)  # type: ignore[arg-type]
 
 
-def test_many_are_tried_out_by_workers_and_refused_before_anything_runs(
+def test_many_are_tried_out_by_workers_while_prompts_are_read_and_refused_once_that_is_known(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None in the caller's thread, where it would keep all others waiting."""
+    """None in the caller's thread, where it would keep all others waiting; nor does an answer wait for the grammars of others."""
     texts = [f"{number}-[a-z]{{2}}" for number in range(150)]
+    engine, ask = llm._open_session.assembly.engine, Worker.ask
+    before = engine.state()
+
+    def ask_late(worker: Worker, number: int, constraint: Constraint, **how: bool) -> Any:
+        if constraint.text == texts[-1]:
+            wait_until(lambda: engine.state().generated_tokens > before.generated_tokens)
+        else:
+            wait_until(lambda: engine.state().prompt_tokens > before.prompt_tokens)
+        return ask(worker, number, constraint, **how)
+
+    monkeypatch.setattr(reading, "_verdict", lambda *_: pytest.fail("was tried out here"))
+    asked = [{"regex": each} for each in texts]
     with monkeypatch.context() as patched:
-        patched.setattr(reading, "_verdict", lambda *_: pytest.fail("was tried out here"))
-        asked = [{"regex": each} for each in texts]
-        found = llm.generate(["A"] * len(asked), PARAMS, structured_outputs=asked, use_tqdm=False)
-        assert all(map(re.fullmatch, texts, [each.outputs[0].text for each in found]))
-        engine = llm._open_session.assembly.engine
-        wrong, before = [*asked[1:], {"regex": ".*b.{41}"}], engine.state().steps
-        with pytest.raises(BadValueError, match="too many states"):
-            llm.generate(["A"] * len(wrong), PARAMS, structured_outputs=wrong, use_tqdm=False)
-        assert engine.state().steps == before
+        patched.setattr(Worker, "ask", ask_late)
+        found = llm.generate([PROMPT] * len(asked), PARAMS, structured_outputs=asked, use_tqdm=False)
+    assert all(map(re.fullmatch, texts, [each.outputs[0].text for each in found]))
+    wrong = [*asked[1:], {"regex": ".*b.{41}"}]
+    with pytest.raises(BadValueError, match="too many states"):
+        llm.generate([PROMPT] * len(wrong), PARAMS, structured_outputs=wrong, use_tqdm=False)
+    assert not engine.has_work
 
 
 def test_the_wire_carries_a_constraint() -> None:
