@@ -10,7 +10,6 @@ import json
 import random
 import re
 import time
-from itertools import compress
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -139,9 +138,9 @@ def _grow(beginning: LLMatcher, written: str, chance: random.Random) -> str:
 
 
 def _go_on(matcher: LLMatcher, chance: random.Random) -> bool:
-    """Go on by one of the bytes that may come next, if there is one."""
+    """Go on by one of the bytes that may come next, the first behind a random one, if there is one."""
     mask = int.from_bytes(matcher.compute_bitmask(), "little") & (1 << BYTES) - 1
     if not mask or matcher.is_error():
         return False
-    bits = f"{mask:b}"[::-1].encode().replace(b"0", b"\0")
-    return matcher.consume_token(chance.choice([*compress(range(BYTES), bits)]))
+    behind = mask >> (first := chance.randrange(BYTES)) << first or mask
+    return matcher.consume_token((behind & -behind).bit_length() - 1)
