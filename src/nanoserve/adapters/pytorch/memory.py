@@ -7,6 +7,7 @@ as fit into the memory when each is of usual length; what grows with the text sh
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from nanoserve.ports.model_spec import Full, ModelSpec, PoolNeed, per_group
 DEFAULT_FRACTION = 0.8
 CPU_KV_BYTES = 4 * 2**30
 """The most that a CPU's KV cache takes unasked, one sequence of `max_model_len` apart: the machine is not the engine's alone."""
-_CONTROL_GROUP = Path("/sys/fs/cgroup")
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 @attrs.frozen(kw_only=True)
@@ -132,7 +133,9 @@ def plan_memory(
     )
     if beside:
         return attrs.evolve(budget, available=budget.kv + sampler + reserve)
-    _check_free(budget)
+    if budget.kv > available:
+        message = f"KV cache: {_readable(budget.kv)} asked for and {_readable(available)} free"
+        raise OutOfMemoryError(f"{message}; lower kv_memory or num_kv_blocks")
     if request is not None:
         _check_fit(budget, sizes, request.needs, pages)
     return budget
@@ -209,24 +212,10 @@ def available_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = int(psutil.virtual_memory().available)
-    granted = _granted_by_control_group(_CONTROL_GROUP)
-    return free if granted is None else min(free, granted)
-
-
-def _granted_by_control_group(folder: Path) -> int | None:
-    """The bytes that a container's memory limit leaves (cgroup v2); None without a limit."""
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        used = int((folder / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else max(int(limit) - used, 0)
-
-
-def _check_free(budget: MemoryBudget) -> None:
-    if budget.kv > budget.available:
-        message = f"KV cache: {_readable(budget.kv)} asked for and {_readable(budget.available)} free"
-        raise OutOfMemoryError(f"{message}; lower kv_memory or num_kv_blocks")
+    with contextlib.suppress(OSError, ValueError):  # `max` is no limit
+        limit, used = (int((CONTROL_GROUP / f"memory.{each}").read_text()) for each in ("max", "current"))
+        free = min(free, max(limit - used, 0))
+    return free
 
 
 def _check_fit(

@@ -230,17 +230,17 @@ def test_no_room_at_all_is_the_same_error() -> None:
         planned(memory=0.001)
 
 
-def test_a_containers_limit_counts(tmp_path: Path) -> None:
-    assert memory._granted_by_control_group(tmp_path) is None
+def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CONTROL_GROUP", tmp_path)
+    cpu = torch.device("cpu")
+    assert memory.available_memory(cpu) > 1000
     (tmp_path / "memory.current").write_text("300\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory._granted_by_control_group(tmp_path) is None
+    assert memory.available_memory(cpu) > 1000
     (tmp_path / "memory.max").write_text("1000\n")
-    assert memory._granted_by_control_group(tmp_path) == 700
-
-
-def test_available_memory_of_this_machine_is_positive() -> None:
-    assert memory.available_memory(torch.device("cpu")) > 0
+    assert memory.available_memory(cpu) == 700
+    (tmp_path / "memory.max").write_text("200\n")
+    assert memory.available_memory(cpu) == 0
 
 
 @pytest.mark.parametrize(

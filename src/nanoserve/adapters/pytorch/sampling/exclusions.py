@@ -75,7 +75,7 @@ class BadWords(SamplerPart[list[tuple[int, ...]], Patterns]):
         return Patterns(
             places=self.integers([place for place, _, _ in found]),
             owners=self.integers([owner for _, owner, _ in found]),
-            prefixes=self.integers([_left_padded(pattern[:-1], width) for _, _, pattern in found]),
+            prefixes=self.integers([(NO_TOKEN,) * (width + 1 - len(each)) + each[:-1] for *_, each in found]),
             last=self.integers([pattern[-1] for _, _, pattern in found]),
             rows=tuple(row for _, row in chosen),
             row_places=self.integers([place for place, _ in chosen]),
@@ -103,10 +103,6 @@ class BadWords(SamplerPart[list[tuple[int, ...]], Patterns]):
             self._tails[row] = torch.cat([tail, own]).index_select(0, newest)
             first += len(own)
         return False
-
-
-def _left_padded(tokens: tuple[int, ...], width: int) -> tuple[int, ...]:
-    return (NO_TOKEN,) * (width - len(tokens)) + tokens
 
 
 def _widened(tail: Tensor, width: int) -> Tensor:
@@ -176,7 +172,8 @@ class Exclusions(SamplerPart[RowSampling, ExcludedTokens]):
 
     def select(self, rows: tuple[int, ...]) -> ExcludedTokens:
         chosen = [(place, rows[place], self.asked[rows[place]]) for place in self.places(rows)]
-        banned = [(place, token) for place, row, _ in chosen for token in self._certain(row)]
+        words = ((place, word) for place, _, each in chosen for word in {*each.bad_token_sequences})
+        banned = [(place, word[0]) for place, word in words if len(word) == 1]
         limited = [place for place, _, each in chosen if each.allowed_token_ids is not None]
         allowed = [(place, token) for place, _, each in chosen for token in each.allowed_token_ids or ()]
         fragile = [place for place, _, each in chosen if _may_exclude_all(each, self._vocab_size)]
@@ -236,9 +233,6 @@ class Exclusions(SamplerPart[RowSampling, ExcludedTokens]):
             if not _always_excludes(self.asked[row]):
                 del self.asked[row]
         return bool(enough)
-
-    def _certain(self, row: int) -> set[int]:
-        return {each[0] for each in self.asked[row].bad_token_sequences if len(each) == 1}
 
     def _cells(self, cells: Iterable[tuple[int, int]]) -> Cells:
         places, token_ids = zip(*cells, strict=True)

@@ -7,7 +7,6 @@ in which order of rows, and where in the file each tensor lies.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights.gguf_blocks import KINDS
 from nanoserve.adapters.pytorch.weights.safetensors_file import not_finite
+from nanoserve.adapters.pytorch.weights.staging import count_lanes
 from nanoserve.kernels.forms.integers import Integers
 from nanoserve.ports.errors import ModelLoadError
 
@@ -27,7 +27,6 @@ LINK: Final = "model.gguf"
 INDEX: Final = "model.gguf.index.json"
 PIECE: Final = 2**18
 """Numbers in a piece: little memory beside the model, and enough work for a thread."""
-MOST_THREADS: Final = 8
 
 
 Into = tuple[Tensor, Tensor | None]
@@ -122,7 +121,7 @@ def packed_tensors(folder: Path, ignored: tuple[str, ...] = ()) -> Iterator[Pack
 
 def unpack(matches: Sequence[tuple[PackedTensor, Into]]) -> None:
     """Fill every destination by several threads. The first error ends the others after the piece they are at."""
-    pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="weights")
+    pool = ThreadPoolExecutor(count_lanes(), thread_name_prefix="weights")
     try:
         copies = [
             pool.submit(packed.copy_rows, into, places, start)

@@ -34,13 +34,10 @@ def weights_digest(folder: str) -> bytes:
     """32 bytes that are equal for equal weights under the same stamps. Raises `OSError`, and `ModelLoadError` as loading does."""
     tensors = sorted(_tensors(Path(folder)))
     places = max(1, min(_MOST_PLACES, _PLACES // max(1, len(tensors))))
-    digest = hashlib.sha256()
-    files = sorted({file for _, file, _, _ in tensors})
-    for file in files:
-        digest.update(f"{_stamp(file.resolve())}\n".encode())
-    opened: dict[Path, BinaryIO] = {}
+    digest, opened = hashlib.sha256(), dict[Path, BinaryIO]()
     with contextlib.ExitStack() as until_read:
-        for file in files:
+        for file in sorted({file for _, file, _, _ in tensors}):
+            digest.update(f"{_stamp(file.resolve())}\n".encode())
             opened[file] = until_read.enter_context(file.open("rb", buffering=0))
             if hasattr(os, "posix_fadvise"):  # reading ahead would read all of a sparse sample's surroundings
                 os.posix_fadvise(opened[file].fileno(), 0, 0, os.POSIX_FADV_RANDOM)

@@ -140,10 +140,9 @@ def has_head(bench: Bench) -> bool:
 def _check_entering(bench: Bench) -> Iterator[Comparison]:
     head = bench.model.draft_head
     norms, how = (head.input_norm.weight, head.hidden_norm.weight), {"eps": head.spec.norm.eps}
-    embedding = head.embedding
     for width in (1, bench.max_width):
         yield from draft_head.check_enter_head(
-            bench.inputs, embedding.weight, width, norms, **how, scale=embedding.scale
+            bench.inputs, head.embedding.weight, width, norms, **how, scale=head.embedding.scale
         )
 
 
