@@ -13,6 +13,7 @@ from nanoserve.adapters.pytorch.devices import CPU
 from nanoserve.adapters.pytorch.weights import staging
 from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
 from nanoserve.adapters.pytorch.weights.noise import fill_randomly
+from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
 from nanoserve.adapters.pytorch.weights.staging import lanes_between
 
 pytestmark = pytest.mark.gpu
@@ -44,6 +45,29 @@ def test_a_buffer_is_not_overwritten_before_its_content_has_arrived() -> None:
         lane.send(lane.buffer(8 << 20).fill_(value), destination)
     lane.drain()
     assert all(bool((each == value).all()) for value, each in enumerate(destinations))
+
+
+def test_memory_is_not_written_while_what_was_queued_before_still_reads_it() -> None:
+    (lane, *_) = lanes_between(CPU, torch.device("cuda"))
+    destination = torch.full((8 << 20,), 1, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1 << 28)  # type: ignore[no-untyped-call]
+    before = destination.clone()
+    lane.send(lane.buffer(8 << 20).fill_(2), destination)
+    lane.drain()
+    assert bool((before == 1).all())
+    assert bool((destination == 2).all())
+
+
+def test_tensors_are_brought_as_they_are_stored(tmp_path: Path) -> None:
+    expected = {f"{name}.{place}": torch.randn(shape) for place in range(4) for name, shape in SHAPES.items()}
+    expected["integers"] = torch.randint(-(2**31), 2**31 - 1, (3000, 2048), dtype=torch.int32)
+    save_file(expected, tmp_path / "model.safetensors")
+    found = list(stored_tensors(tmp_path / "model.safetensors"))
+    for each in staging.brought(found, torch.device("cuda")):
+        assert each.data.is_cuda
+        assert torch.equal(each.data.cpu(), expected.pop(each.name))
+    assert not expected
 
 
 def test_random_weights_are_those_of_the_cpu() -> None:

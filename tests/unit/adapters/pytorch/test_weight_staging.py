@@ -6,7 +6,7 @@ import concurrent.futures
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nanoserve.adapters.pytorch.weights import staging
 from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
 from nanoserve.adapters.pytorch.weights.noise import NOISE_LENGTH, fill_randomly
 from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
+from nanoserve.adapters.pytorch.weights.staging import Lane, Piece
 from nanoserve.ports.errors import ModelLoadError
 from tests.patience import PATIENCE
 from tests.unit.adapters.pytorch.host_lane import HostLane
@@ -222,6 +223,38 @@ def test_all_tensors_are_checked_before_any_is_read(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"lacks 1 .*another"):
         load_checkpoint(str(tmp_path), Destinations(destinations), lanes=[lane])
     assert lane.num_sent == 0
+
+
+def test_tensors_are_brought_as_they_are_stored_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = {
+        f"{place:02}": torch.arange(place * 1000, dtype=torch.int32).view(-1, 10) for place in range(1, 20)
+    }
+    save_file(expected, tmp_path / "model.safetensors")
+    found, events = list(stored_tensors(tmp_path / "model.safetensors")), list[str]()
+
+    def transfer(pieces: Iterable[Piece], lanes: Sequence[Lane]) -> None:
+        events.append("read")
+        staging_transfer(pieces, lanes)
+
+    staging_transfer = staging.transfer
+    monkeypatch.setattr(staging, "transfer", transfer)
+    for each in staging.brought(found, torch.device("cpu")):
+        events.append("taken")
+        assert (each.in_memory, each.data.dtype) == (True, torch.int32)
+        assert torch.equal(each.data, expected[each.name])
+    taken = ["taken"] * 8
+    assert events == ["read", *taken, "read", *taken, "read", *taken[:3]]
+
+
+def test_packed_numbers_of_a_file_that_was_cut_meanwhile_are_an_error(tmp_path: Path) -> None:
+    save_file({"numbers": torch.zeros(1 << 22, dtype=torch.int32)}, tmp_path / "model.safetensors")
+    found = list(stored_tensors(tmp_path / "model.safetensors"))
+    with (tmp_path / "model.safetensors").open("rb+") as file:
+        file.truncate(1 << 22)
+    with pytest.raises(ModelLoadError, match="before a tensor does"):
+        next(staging.brought(found, torch.device("cpu")))
 
 
 def test_random_weights_are_noise_that_repeats() -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
 from nanoserve.adapters.pytorch.weights.floats import SCALES_OF_FLOATS, FloatMatrix
 from nanoserve.adapters.pytorch.weights.safetensors_file import FLOATS, StoredTensor, no_place, not_finite
+from nanoserve.adapters.pytorch.weights.staging import brought
 from nanoserve.kernels.forms import Form, Int4, Int8
 from nanoserve.kernels.forms.integers import GROUPS, Integers
 from nanoserve.kernels.forms.layout import ROW
@@ -193,7 +194,10 @@ class PackedMatrices:
         self, destinations: Mapping[str, Tensor], targets: Mapping[str, Tensor], slices: Slices
     ) -> None:
         """Fill the destinations: with integers if there is a target for scales, else with the widened weights."""
-        for name, matrix in self._matrices.items():
+        numbers = (next(iter(each.parts.values())) for each in self._matrices.values())
+        near = brought(numbers, next(iter(destinations.values())).device)  # which are most of their bytes
+        for name, stored, first in zip(self._matrices, self._matrices.values(), near, strict=True):
+            matrix = attrs.evolve(stored, parts={**stored.parts, next(iter(stored.parts)): first})
             destination, form = destinations[name], matrix.form
             if name in targets and form is not None and isinstance(matrix, Matrix):
                 _keep(matrix, form, destination, targets[name], slices)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.devices import CPU
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, fill
 
 PIECE_BYTES = 8 * 2**20
@@ -201,3 +203,12 @@ def lanes_between(source: torch.device, destination: torch.device) -> Sequence[L
         return [CudaLane(destination) for _ in range(count_lanes() if source.type == "cpu" else 0)]
     make = HostLane if source.type == "cpu" else functools.partial(FetchingLane, source)
     return [make() for _ in range(count_lanes(MOST_HOST_LANES))]
+
+
+def brought(found: Iterable[StoredTensor], device: torch.device) -> Iterator[StoredTensor]:
+    """Tensors of files as they are stored, in a device's memory; a few are read together, when the first of them is taken."""
+    left = iter(found)
+    while some := list(itertools.islice(left, 8)):  # few, as they lie beside what is made of them
+        there = [torch.empty_like(each.data, device=device) for each in some]
+        transfer(itertools.chain(*map(pieces_of, some, there)), lanes_between(CPU, device))
+        yield from map(lambda each, data: attrs.evolve(each, data=data, in_memory=True), some, there)
