@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from nanoserve.domain.scheduling.admission import derive_seed, expand_request
-from nanoserve.domain.scheduling.limits import Limits, Policy
+from nanoserve.domain.scheduling.admission import derive_seed
+from nanoserve.domain.scheduling.limits import Policy
 from nanoserve.domain.sequence import IllegalTransitionError, Phase, Sequence, Trigger
-from nanoserve.ports.request import Request
-from nanoserve.ports.sampling import SamplingParams
+from tests.unit.domain.world import World
 
 LEGAL = {
     ("waiting", "admit", "running"),
@@ -23,27 +22,10 @@ LEGAL = {
 }
 
 
-def sequences(
-    *, max_model_len: int = 100, seed: int = 7, num_prompt: int = 5, **params: Any
-) -> list[Sequence]:
-    request = Request(
-        request_id="r",
-        prompt_token_ids=range(num_prompt),
-        sampling=SamplingParams(**params),
-        seed=seed,
-        eos_token_ids=frozenset({9}),
-        priority=-1,
-    )
-    limits = Limits(
-        max_num_seqs=8,
-        max_num_batched_tokens=100,
-        max_model_len=max_model_len,
-        vocab_size=100,
-        num_blocks=(100,),
-        block_size=4,
-        policy=Policy.PRIORITY,
-    )
-    return expand_request(request, limits, 3, now=2.5)
+def sequences(*, max_model_len: int = 100, **params: Any) -> list[Sequence]:
+    world = World(max_model_len=max_model_len, policy=Policy.PRIORITY)
+    world.add("r", range(5), **{"seed": 7, "max_tokens": None, "eos": [9], "priority": -1, **params})
+    return world.scheduler.table.requests["r"]
 
 
 @pytest.mark.parametrize(("phase", "trigger"), list(itertools.product(Phase, Trigger)))

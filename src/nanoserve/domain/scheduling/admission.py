@@ -21,14 +21,54 @@ from nanoserve.ports.step import RowSampling
 def accept_request(
     request: Request, limits: Limits, cache: KVCache, table: SequenceTable, *, now: float
 ) -> list[Sequence]:
-    """The sequences of a request that arrives `now`. Raises a `RequestRefusedError` or a `BadValueError`."""
+    """The `n` sequences of a request that arrives `now`, in order of their index. Raises a `RequestRefusedError` or a `BadValueError`."""
     if request.request_id in table.requests:
         raise errors.DuplicateRequestError(f"request {request.request_id!r} is already being served")
     check_request(request, limits, cache)
     table.waiting.check_room(request)
+    priority = 0
+    if limits.policy is Policy.PRIORITY:
+        of_class = next(each.priority for each in limits.classes if each.name == request.request_class)
+        priority = of_class + request.priority
+    params, num_prompt = request.sampling, len(request.prompt_token_ids)
     lora = table.loras.digest_of(request) if request.lora else b""
-    facts: dict[str, Any] = {"weights": table.weights, "has_states": cache.has_states}
-    return expand_request(request, limits, table.counters.accepted, now=now, lora=lora, **facts)
+    stop_ids = frozenset(params.stop_token_ids)
+    if not params.ignore_eos:
+        stop_ids |= request.eos_token_ids
+    deterministic = params.deterministic and not limits.deterministic
+    # A state cannot go back; a mask follows verified tokens; of what is written down none may be taken back; wide steps count tokens of each row.
+    is_plain = not (cache.has_states or limits.max_width > 1)
+    goes_back = is_plain and not (request.constraint or request.routed_experts)
+    longest = _max_total_tokens(request, limits)
+    root = hash_root(
+        request,
+        prefix_caching=limits.prefix_caching,
+        isolated=limits.isolated,
+        lora=lora,
+        weights=table.weights,
+        kept=limits.kv_cache_dtype,
+        deterministic=deterministic,
+    )
+    return [
+        Sequence(
+            request=request,
+            index=index,
+            order=(request.request_class == DEFERRED_CLASS, priority, table.counters.accepted + index),
+            arrived=now,
+            sampling=_row_sampling(request, index, stop_ids),
+            max_total_tokens=longest,
+            min_total_tokens=num_prompt + params.min_tokens,
+            stop_ids=stop_ids,
+            token_ids=list(request.prompt_token_ids),
+            hash_root=root,
+            awaits_grammar=request.constraint is not None and num_prompt > 1 and is_plain,
+            decode_end=longest,
+            is_deterministic=deterministic,
+            most_unverified=min(limits.most_unverified, limits.max_num_batched_tokens - 1) * goes_back,
+            lora=lora,
+        )
+        for index in range(params.n)
+    ]
 
 
 def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
@@ -55,64 +95,6 @@ def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
         if time is not None:
             check_number(name, time, 0.0, 1e12)
     _check_room(request, limits, cache)
-
-
-def expand_request(
-    request: Request,
-    limits: Limits,
-    arrival: int,
-    *,
-    now: float,
-    lora: bytes = b"",
-    weights: str = "",
-    has_states: bool = False,
-) -> list[Sequence]:
-    """The `n` sequences of a request, in order of their index; the first takes arrival number `arrival`.
-
-    `lora` is their adapter's digest, `weights` as in `hash_root`; `has_states`: whether the model has recurrent ones.
-    """
-    priority = 0
-    if limits.policy is Policy.PRIORITY:
-        of_class = next(each.priority for each in limits.classes if each.name == request.request_class)
-        priority = of_class + request.priority
-    params, num_prompt = request.sampling, len(request.prompt_token_ids)
-    stop_ids = frozenset(params.stop_token_ids)
-    if not params.ignore_eos:
-        stop_ids |= request.eos_token_ids
-    deterministic = params.deterministic and not limits.deterministic
-    # A state cannot go back; a mask follows verified tokens; of what is written down none may be taken back; wide steps count tokens of each row.
-    is_plain = not (has_states or limits.max_width > 1)
-    goes_back = is_plain and not (request.constraint or request.routed_experts)
-    longest = _max_total_tokens(request, limits)
-    root = hash_root(
-        request,
-        prefix_caching=limits.prefix_caching,
-        isolated=limits.isolated,
-        lora=lora,
-        weights=weights,
-        kept=limits.kv_cache_dtype,
-        deterministic=deterministic,
-    )
-    return [
-        Sequence(
-            request=request,
-            index=index,
-            order=(request.request_class == DEFERRED_CLASS, priority, arrival + index),
-            arrived=now,
-            sampling=_row_sampling(request, index, stop_ids),
-            max_total_tokens=longest,
-            min_total_tokens=num_prompt + params.min_tokens,
-            stop_ids=stop_ids,
-            token_ids=list(request.prompt_token_ids),
-            hash_root=root,
-            awaits_grammar=request.constraint is not None and num_prompt > 1 and is_plain,
-            decode_end=longest,
-            is_deterministic=deterministic,
-            most_unverified=min(limits.most_unverified, limits.max_num_batched_tokens - 1) * goes_back,
-            lora=lora,
-        )
-        for index in range(params.n)
-    ]
 
 
 def _max_total_tokens(request: Request, limits: Limits) -> int:
