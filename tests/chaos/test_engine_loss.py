@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 
 import pytest
 
 from tests.chaos.faulty_engine import FATAL, GUILTY, UNKNOWN, marked
-from tests.chaos.losing import WHOLE, Loss, bodies, lose, undisturbed
+from tests.chaos.losing import Loss, lose, undisturbed
 from tests.chaos.subject import Subject
 from tests.chaos.watching import scrape
 from tests.chaos.wire import Outcome, complete
@@ -41,7 +40,8 @@ def _strike(subject: Subject, how: str) -> Loss:
 def test_a_lost_engine_is_replaced(subject: Subject, expected: list[str], how: str) -> None:
     before = asyncio.run(scrape(subject.port))
     loss = _strike(subject, how)
-    _check_outcomes(loss, expected)
+    assert [each.text for each in loss.outcomes] == expected
+    assert all(each.is_whole for each in loss.outcomes), "streams that had begun go on, all others come whole"
     _check_books(loss, before.restarts + 1)
     assert loss.watch.statuses["/livez"] == [200]
     assert loss.watch.statuses["/health"] == [200, 503, 200]
@@ -50,32 +50,9 @@ def test_a_lost_engine_is_replaced(subject: Subject, expected: list[str], how: s
     assert recovered["seconds"] > 0
     ended = subject.log("the engine has ended")[-1]
     assert ended["ending"] == {"killed": "SIGKILL", "frozen": "SIGKILL", "buggy": "exit code 1"}[how]
-    assert ended["lost"] + ended["requeued"] == 60 + (how == "buggy")
+    assert (ended["lost"], ended["requeued"]) == (0, 60 + (how == "buggy"))
     if how == "frozen":
         assert subject.log("the engine is stuck; its stacks follow")
-
-
-def _check_outcomes(loss: Loss, expected: list[str]) -> None:
-    assert not any(each.broken for each in loss.outcomes)
-    whole = [each.is_whole for each in loss.outcomes]
-    for outcome, text in zip(loss.outcomes, expected, strict=True):
-        if outcome.is_whole:
-            assert outcome.text == text
-        else:
-            _check_cut(outcome, text)
-    assert 20 <= sum(whole) < len(whole), "streams that had begun are cut, all others come whole"
-    in_one = [each for each, body in zip(whole, bodies(), strict=True) if not body["stream"]]
-    assert in_one == [True] * WHOLE, "what is answered in one has sent nothing before its end"
-
-
-def _check_cut(outcome: Outcome, text: str) -> None:
-    """It had sent something, says in its stream that it cannot go on, and ends it in order."""
-    assert (outcome.status, outcome.done) == (200, True)
-    assert outcome.text
-    assert text.startswith(outcome.text)
-    assert outcome.error
-    assert outcome.error["type"] == "server_error"
-    assert "Traceback" not in json.dumps(outcome.error)
 
 
 def _check_books(loss: Loss, restarts: int) -> None:
@@ -83,8 +60,7 @@ def _check_books(loss: Loss, restarts: int) -> None:
     last, first = loss.watch.scrapes[-1], loss.watch.scrapes[0]
     assert last.is_idle
     assert last.restarts == restarts
-    failed = sum(not each.is_whole for each in loss.outcomes)
-    assert last.finished["error"] - first.finished["error"] == failed
+    assert last.finished["error"] == first.finished["error"]
     assert last.accepted - first.accepted - len(loss.outcomes) in {0, 1}
     counted = [each.generated for each in loss.watch.scrapes]
     assert counted == sorted(counted), "counters never go back"

@@ -148,7 +148,14 @@ class Answers:
         else:
             stream = SilentStream(sequence.token_ids, sequence.num_prompt_tokens)
         self._streams[sequence] = stream
-        if sequence.sampling.prompt_logprobs is not None:
+        begun, length = sequence.request.begun[sequence.index] if sequence.request.begun else ((), 0)
+        for token in begun:
+            stream.push(token, None)
+        if isinstance(stream, TextStream):
+            stream.skip(length)
+        else:
+            stream.take()
+        if sequence.sampling.prompt_logprobs is not None and not begun:
             events.append(_prompt_scored(sequence, self._byproducts.get(sequence, Byproducts())))
         return stream
 

@@ -57,6 +57,7 @@ class Request:
         pooling: what the prompt is made into; nothing is generated then. None generates.
         client: whose request it is, by a name that the entry point makes up: workers are shared out by it.
         is_suspect: whether it was on a row of an engine that died: it is computed alone at first.
+        begun: of each sequence the tokens and the number of characters that an engine that died had reported, behind which it goes on; empty for none.
     """
 
     request_id: str
@@ -78,3 +79,4 @@ class Request:
     pooling: Pooling | None = None
     client: str = ""
     is_suspect: bool = False
+    begun: tuple[tuple[tuple[int, ...], int], ...] = ()

@@ -19,7 +19,7 @@ from nanoserve.entrypoints.compose.engine_client import joined_engine
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_link import Add, Command, Follow, Moved, Report, Turned
-from nanoserve.ports.errors import DrainingError, EngineDiedError
+from nanoserve.ports.errors import DrainingError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import FinishReason
 from tests.unit.adapters.engine_process.client.engines import (
@@ -90,7 +90,7 @@ async def test_everyone_gets_what_is_his_and_one_ledger_counts_it_all() -> None:
         assert balanced(engine)
 
 
-async def test_who_waits_is_served_by_the_next_engine_and_who_has_read_learns_of_the_end() -> None:
+async def test_the_next_engine_serves_who_waits_and_goes_on_with_what_was_read() -> None:
     async with shared(2) as (engine, _, (one, two), _):
         begun = [
             client.submit(request(name, LONG, max_tokens=200))
@@ -104,7 +104,7 @@ async def test_who_waits_is_served_by_the_next_engine_and_who_has_read_learns_of
         ]
         psutil.Process(pid_of(engine)).kill()
         answers = await asyncio.gather(*reading)
-        assert [type(each.error) for each in answers] == [EngineDiedError] * 2
+        assert [each.ids for each in answers] == [expected(LONG, 200)] * 2
         assert [each.ids for each in await asyncio.gather(*map(read, whole))] == [expected((7, 8))] * 2
         await until_restarted(engine, 1)
         assert [one.restarts, two.restarts] == [1, 1]

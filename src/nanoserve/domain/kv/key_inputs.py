@@ -1,4 +1,4 @@
-"""The inputs of the keys and values in a block, all in one place: a block's name must contain them all.
+"""The inputs of the keys and values in a block that are an engine's, all in one place; those of a request are in its blocks' names.
 
 The name of a block is a hash of its tokens and of all before them, from a root (`names.hash_root`). It stands for what one engine computes.
 Blocks that outlive their engine also belong to its `fingerprint`, and only an engine with the same one reads them.
@@ -54,21 +54,6 @@ ENGINE_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     **dict.fromkeys(("lora", "max_loras", "max_lora_rank"), "adapters count by their digests"),
     **dict.fromkeys(("kv_events_port", "kv_events_host", "kv_events_replay_port"), _EVENTS),
     **dict.fromkeys(("kv_events_topic", "kv_events_format"), _EVENTS),
-}
-REQUEST_INPUTS: Final[Mapping[str, str]] = {
-    "prompt_token_ids": "hashed block by block behind the root, as are the tokens of the answer",
-    "cache_salt": "not of keys, but of who may share them",
-    "lora": "an adapter makes other keys; it counts by the digest of its numbers, which its name may lose to another one",
-    "request_id": "the root where prompts share nothing, and the sequences of one request do",
-}
-"""Inputs of a request, beside its engine's."""
-_CHOICE: Final = "which token is drawn; its keys are those of the token"
-_END: Final = "when and how an answer ends and is reported"
-REQUEST_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("sampling", "seed", "bad_token_sequences", "constraint"), _CHOICE),
-    **dict.fromkeys(("eos_token_ids", "unsearched_token_ids", "stream", "pooling", "routed_experts"), _END),
-    **dict.fromkeys(("priority", "request_class", "deadline", "queue_timeout", "client"), _ORDER),
-    "is_suspect": _ORDER,
 }
 
 

@@ -59,7 +59,7 @@ def accept_request(
             max_total_tokens=longest,
             min_total_tokens=num_prompt + params.min_tokens,
             stop_ids=stop_ids,
-            token_ids=list(request.prompt_token_ids),
+            token_ids=[*request.prompt_token_ids, *(request.begun[index][0] if request.begun else ())],
             hash_root=root,
             awaits_grammar=request.constraint is not None and num_prompt > 1 and is_plain,
             decode_end=longest,

@@ -56,9 +56,9 @@ class Suspects(dict[Sequence, int]):
         return []
 
     def accuse(self, sequences: Iterable[Sequence]) -> None:
-        """These were computed when an engine died: each is tried up to its first tokens."""
+        """These were computed when an engine died: each is tried up to its next tokens."""
         for sequence in sequences:
-            self[sequence] = sequence.num_prompt_tokens + TRIED
+            self[sequence] = len(sequence.token_ids) + TRIED
 
     def acquit(self) -> Sequence | None:
         """Clear the suspect that is tried if it has passed its point; returns it where it must stand back, as others are left."""

@@ -30,6 +30,7 @@ class _Token:
     logprobs: TokenLogprobs | None
     start: int | None = None
     end: int | None = None
+    is_known: bool = False
 
     def starts_before(self, cut: int) -> bool:
         return self.start is not None and self.start < cut
@@ -115,6 +116,7 @@ class TextStream:
         self._search_from = 0
         self._match: StopMatch | None = None
         self._ready: Released | None = None
+        self._known = 0
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None) -> str | None:
         """Take a token in; returns the stop string that it completes, if any."""
@@ -168,7 +170,7 @@ class TextStream:
         if self._ready is not None:
             ready, self._ready = self._ready, None
             self._released += len(ready.text)
-            return ready
+            return ready._replace(text=self._unknown(ready.text)) if self._known else ready
         searched = self._tail[max(0, self._search_from - self._released) :]
         keep = held_back(searched, self._stops) if self._stops else 0
         return self._release(len(self._tail) - keep)
@@ -197,7 +199,19 @@ class TextStream:
             count += 1
         out, self._held = self._held[:count], self._held[count:]
         scores = [token.logprobs for token in out if token.logprobs is not None]
-        return Released(tuple([token.token_id for token in out]), text, tuple(scores))
+        ids = tuple([token.token_id for token in out if not token.is_known])
+        return Released(ids, self._unknown(text), tuple(scores))
+
+    def skip(self, length: int) -> None:
+        """Leave out what the reader has: the tokens that were pushed, and so many characters."""
+        self._known = length
+        self.take()
+        for token in self._held:
+            token.is_known = True
+
+    def _unknown(self, text: str) -> str:
+        known, self._known = self._known, max(0, self._known - len(text))
+        return text[known:]
 
 
 OutputStream = TextStream | IdStream | SilentStream

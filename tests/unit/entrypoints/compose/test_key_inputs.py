@@ -13,8 +13,6 @@ from nanoserve.adapters.pytorch.weights.identity import weights_digest
 from nanoserve.domain.kv.key_inputs import (
     ENGINE_INPUTS,
     ENGINE_WITHOUT_EFFECT,
-    REQUEST_INPUTS,
-    REQUEST_WITHOUT_EFFECT,
     fingerprint,
 )
 from nanoserve.domain.kv.names import hash_root
@@ -36,6 +34,24 @@ PROMPTS = [make_prompt(96, seed=each) for each in range(3)]
 SIZES: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "num_kv_blocks": 40, "max_model_len": 128, "kv_offload_min_tokens": 16, "threads": 1,
 }  # fmt: skip
+
+REQUEST_INPUTS = {
+    "prompt_token_ids": "hashed block by block behind the root, as are the tokens of the answer",
+    "cache_salt": "not of keys, but of who may share them",
+    "lora": "an adapter makes other keys; it counts by the digest of its numbers, which its name may lose to another one",
+    "request_id": "the root where prompts share nothing, and the sequences of one request do",
+}
+"""Inputs of a request, beside its engine's."""
+_ORDER = "which request comes first"
+_CHOICE = "which token is drawn; its keys are those of the token"
+_END = "when and how an answer ends and is reported"
+REQUEST_WITHOUT_EFFECT = {
+    **dict.fromkeys(("sampling", "seed", "bad_token_sequences", "constraint"), _CHOICE),
+    **dict.fromkeys(("eos_token_ids", "unsearched_token_ids", "stream", "pooling", "routed_experts"), _END),
+    **dict.fromkeys(("priority", "request_class", "deadline", "queue_timeout", "client"), _ORDER),
+    "is_suspect": _ORDER,
+    "begun": "counts as tokens, as if this engine had drawn them",
+}
 
 
 def tell(folder: Path, *, writes: int = 0, **more: Any) -> tuple[list[list[int]], int]:

@@ -109,13 +109,8 @@ class Totals:
         if total is None:
             return None
         counts = ledger.read()
-        return attrs.evolve(
-            total,
-            running=counts.running,
-            waiting=counts.waiting,
-            accepted=counts.accepted,
-            finished=counts.finished,
-        )
+        living = ("running", "waiting", "accepted", "finished")
+        return attrs.evolve(total, **{name: getattr(counts, name) for name in living})
 
     def _sum(self, state: EngineState) -> EngineState:
         past = self._past

@@ -49,17 +49,19 @@ class PendingReply:
     """The `Reply` of one request, with the engine client's facts about it.
 
     A request that does not stream is answered at once when all of its sequences have ended: until then nothing of it
-    has been delivered, and any engine can still start it again.
+    has been delivered, and any engine can still start it again. A stream goes on in the next one, unless it follows a grammar.
 
     Attributes:
         engine_has_it: whether it was handed to the living engine; `num_deaths` how many engines have died over it.
         running: the indices of its sequences that hold a row.
         cancelled: whether its reader has left; `has_been_read` whether it has been given output.
+        patience: seconds from `submitted_at` on that it waits for its beginning; None if it has begun, or waits however long.
     """
 
     def __init__(self, request: Request, ledger: Ledger, cancel: Callable[[PendingReply], None]) -> None:
         self.request = request
         self.submitted_at = time.monotonic()
+        self.patience = request.queue_timeout
         self.num_deaths = 0
         self.engine_has_it = False
         self.is_over = False
@@ -71,14 +73,25 @@ class PendingReply:
         self.running: set[int] = set()
         self._ended: set[int] = set()
         self.has_been_read = False
+        self._goes_on = request.stream and request.constraint is None
+        self._ids: list[list[int]] = [[] for _ in range(request.sampling.n)]
+        self._lengths = [0] * request.sampling.n
         self._error: NanoserveError | None = None
         self._reader: asyncio.Future[None] | None = None
         ledger.add(ACCEPTED, request.sampling.n)
 
     @property
     def can_start_anew(self) -> bool:
-        """True if another engine may compute it from the start without anybody noticing."""
-        return not self.has_been_read and not self.cancelled and self.num_deaths < MOST_ENGINES
+        """True if another engine may compute it, or the rest of it, without anybody noticing."""
+        can = self._goes_on or not self.has_been_read
+        return can and not self.cancelled and self.num_deaths < MOST_ENGINES
+
+    @property
+    def begun(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """As in `Request`; sequences that have ended are computed from the start, and what they say is dropped."""
+        said = enumerate(zip(map(tuple, self._ids), self._lengths, strict=True))
+        begun = tuple([((), 0) if index in self._ended else each for index, each in said])
+        return begun if any(map(any, begun)) else ()
 
     async def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
         while True:
@@ -103,6 +116,10 @@ class PendingReply:
             return
         if isinstance(event, TokensGenerated):
             self._pile_up(event)
+            if self._goes_on:
+                self.patience = None
+                self._ids[event.index] += event.token_ids
+                self._lengths[event.index] += len(event.text)
             if event.finish_reason is not None:
                 self._note_end(event.index, event.finish_reason.value)
         else:
@@ -132,10 +149,11 @@ class PendingReply:
         self._wake_reader()
 
     def forget_engine(self) -> None:
-        """Its engine is gone: drop what was piled up of sequences that another one must compute again."""
+        """Its engine is gone: drop what was piled up of sequences that another one must compute from the start."""
         self.engine_has_it = False
-        self._notes.clear()
-        self._piles = {index: pile for index, pile in self._piles.items() if index in self._ended}
+        if not self._goes_on:
+            self._notes.clear()
+            self._piles = {index: pile for index, pile in self._piles.items() if index in self._ended}
         self._ledger.add(RUNNING, -len(self.running))
         self.running.clear()
 
@@ -179,19 +197,15 @@ class PendingReply:
             self._reader.set_result(None)
 
 
-_KNOWN: Final = {
-    name: each
-    for name, each in vars(errors).items()
-    if isinstance(each, type) and issubclass(each, NanoserveError)
-}
-
-
 def reported_error(name: str, message: str) -> NanoserveError:
     """The error that the engine's process raised; one of no class of ours becomes a plain `NanoserveError`."""
     if name == BadValueError.__name__:
         parameter, _, rest = message.partition(": ")
         return BadValueError(parameter, rest)
-    return _KNOWN.get(name, NanoserveError)(message)
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, NanoserveError):
+        return kind(message)
+    return NanoserveError(message)
 
 
 class Requests:
@@ -241,7 +255,7 @@ class Requests:
             self._fail(reply, reported_error(refused.error, refused.message), REFUSED)
 
     def lose_engine(self, *, any_ran: bool) -> tuple[int, int]:
-        """The engine has died. Requests with nothing delivered wait for the next one, all others end. Returns how many wait, and how many have ended.
+        """The engine has died. Requests that can go on wait for the next one, all others end. Returns how many wait, and how many have ended.
 
         `any_ran` says whether a request of any process held a row. Those that did may be the cause; where none did, all may.
         """
@@ -256,7 +270,7 @@ class Requests:
                 self._end(reply, FinishReason.ABORT)
             else:
                 cause = "in the middle of the answer; send the request again"
-                if not reply.has_been_read:
+                if reply.num_deaths >= MOST_ENGINES:
                     self.ledger.add(GIVEN_UP)
                     cause = "twice while it computed this request, which is not tried a third time"
                 self._fail(reply, EngineDiedError(f"the engine ended {cause}"))
@@ -265,7 +279,7 @@ class Requests:
     def end_overdue(self, now: float) -> None:
         """End the requests without an engine that would have run out of time with one."""
         for reply in self._waiting():
-            deadline, patience = reply.request.deadline, reply.request.queue_timeout
+            deadline, patience = reply.request.deadline, reply.patience
             is_late = deadline is not None and now >= deadline
             if is_late or (patience is not None and now - reply.submitted_at >= patience):
                 self._end(reply, FinishReason.TIMEOUT)
@@ -279,9 +293,11 @@ class Requests:
         return [reply for reply in self._living.values() if not reply.engine_has_it]
 
     def _hand_over(self, reply: PendingReply) -> None:
+        request, patience, waited = reply.request, reply.patience, time.monotonic() - reply.submitted_at
+        left = None if patience is None else max(0.0, patience - waited)
+        died, begun = reply.num_deaths > 0, reply.begun
         try:
-            request = remaining(reply.request, time.monotonic() - reply.submitted_at)
-            self.send(Add(attrs.evolve(request, is_suspect=True) if reply.num_deaths else request))
+            self.send(Add(attrs.evolve(request, queue_timeout=left, is_suspect=died, begun=begun)))
         except BadValueError as error:
             self._fail(reply, error)
         else:
@@ -302,10 +318,3 @@ class Requests:
     ) -> None:
         del self._living[reply.request.request_id]
         reply.fail(error, reason)
-
-
-def remaining(request: Request, waited: float) -> Request:
-    """The request as it is handed to an engine after it has waited for one: with less patience left."""
-    if request.queue_timeout is None:
-        return request
-    return attrs.evolve(request, queue_timeout=max(0.0, request.queue_timeout - waited))

@@ -31,18 +31,24 @@ class LoraReading:
         )
 
     def begin(self, command: engine_link.LoadLora) -> None:
-        """Read in a thread, or at once if that is asked for."""
-        if command.at_once:
-            self._name(command, self._facts(command))
-            return
+        """Read in a thread, which is waited for if that is asked for."""
         self.begun += 1
-        threading.Thread(target=self._put, args=(command,), name="lora", daemon=True).start()
+        thread = threading.Thread(target=self._put, args=(command,), name="lora", daemon=True)
+        thread.start()
+        if command.at_once:
+            thread.join()
+            self.finish()
 
     def finish(self) -> None:
         """Name the adapters that were read since the last call."""
         while not self._read.empty():
+            command, found = self._read.get()
             self.begun -= 1
-            self._name(*self._read.get())
+            if isinstance(found, Exception):
+                self._refuse(command.number, found)
+            else:
+                self._engine.name_lora(command.name, found)
+                self._send(engine_link.Obeyed(command.number))
 
     def unload(self, command: engine_link.UnloadLora) -> None:
         """Forget a name."""
@@ -54,20 +60,10 @@ class LoraReading:
             self._send(engine_link.Obeyed(command.number))
 
     def _put(self, command: engine_link.LoadLora) -> None:
-        self._read.put((command, self._facts(command)))
-
-    def _facts(self, command: engine_link.LoadLora) -> LoraFacts | Exception:
         try:
-            return self._engine.read_lora(command.folder)
+            self._read.put((command, self._engine.read_lora(command.folder)))
         except Exception as error:  # noqa: BLE001 - whatever a file does to its reader must not end the engine
-            return error
-
-    def _name(self, command: engine_link.LoadLora, found: LoraFacts | Exception) -> None:
-        if isinstance(found, Exception):
-            self._refuse(command.number, found)
-            return
-        self._engine.name_lora(command.name, found)
-        self._send(engine_link.Obeyed(command.number))
+            self._read.put((command, error))
 
     def _refuse(self, number: int, error: Exception) -> None:
         if not isinstance(error, NanoserveError):

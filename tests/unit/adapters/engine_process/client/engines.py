@@ -78,14 +78,14 @@ async def until_restarted(engine: RemoteEngine, times: int) -> None:
 def request(
     name: str, prompt: tuple[int, ...] = (1, 2, 3), *, stream: bool = True, **sampling: Any
 ) -> Request:
-    deadline, timeout = sampling.pop("deadline", None), sampling.pop("queue_timeout", None)
+    fields = ("deadline", "queue_timeout", "constraint")
+    more = {each: sampling.pop(each) for each in fields if each in sampling}
     return Request(
         request_id=name,
         prompt_token_ids=prompt,
         sampling=SamplingParams(**{"max_tokens": 20, "temperature": 0.0} | sampling),
         stream=stream,
-        deadline=deadline,
-        queue_timeout=timeout,
+        **more,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
-from nanoserve.adapters.engine_process.client.requests import MOST_ENGINES, PendingReply, Requests, remaining
+from nanoserve.adapters.engine_process.client.requests import MOST_ENGINES, PendingReply, Requests
 from nanoserve.ports.engine_link import Abort, Add, Command, Refused
 from nanoserve.ports.errors import BadValueError, DuplicateRequestError, EngineDiedError, PromptTooLongError
 from nanoserve.ports.events import (
@@ -18,6 +18,7 @@ from nanoserve.ports.events import (
     SequenceTimes,
     TokensGenerated,
 )
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import TokenLogprobs
 from tests.unit.adapters.engine_process.client.engines import read, request
@@ -46,6 +47,10 @@ class Board:
     @property
     def added(self) -> list[str]:
         return [each.request.request_id for each in self.said if isinstance(each, Add)]
+
+    @property
+    def begun(self) -> dict[str, Any]:
+        return {each.request.request_id: each.request.begun for each in self.said if isinstance(each, Add)}
 
     def open(self, name: str, *, n: int = 1, stream: bool = True, **more: Any) -> PendingReply:
         return self.requests.open(request(name, n=n, stream=stream, **more))
@@ -202,23 +207,60 @@ async def test_without_an_engine_cancelling_ends_the_request_here() -> None:
     assert board.counts == (2, 0, 0)
 
 
-async def test_when_the_engine_dies_only_replies_that_were_read_are_lost() -> None:
+async def test_when_the_engine_dies_replies_go_on_from_what_there_is_of_them() -> None:
     board = Board()
     seen, unseen, silent, left = (board.open(name) for name in ("seen", "unseen", "silent", "left"))
     board.turn(*(SequenceAdmitted(name, 0, 1, 0, resumed=False) for name in ("seen", "unseen", "left")))
     board.turn(tokens("seen", 1), tokens("unseen", 2))
     assert await anext(aiter(seen.events()))
+    board.turn(tokens("seen", 30))
     left.cancel()
-    assert board.replace_engine() == (2, 2)
-    assert isinstance((await read(seen)).error, EngineDiedError)
-    assert board.requests.ledger.read().given_up == 0
+    assert board.replace_engine() == (3, 1)
     assert (await read(left)).reasons == {0: FinishReason.ABORT}
-    assert board.added == ["unseen", "silent"]
-    assert board.counts == (4, 0, 2)
-    board.turn(tokens("unseen", 2), tokens("silent", 3))
-    board.turn(*(tokens(name, 4, end=FinishReason.LENGTH) for name in ("unseen", "silent")))
+    assert board.begun == {"seen": (((1, 30), 5),), "unseen": (((2,), 2),), "silent": ()}
+    assert board.counts == (4, 0, 3)
+    board.turn(tokens("silent", 3))
+    board.turn(*(tokens(name, 4, end=FinishReason.LENGTH) for name in ("seen", "unseen", "silent")))
+    assert (await read(seen)).ids == [30, 4], "it has 1 already"
     assert (await read(unseen)).ids == [2, 4]
     assert (await read(silent)).ids == [3, 4]
+
+
+async def test_a_stream_goes_on_in_the_engine_after_the_next_too_though_it_only_waited_for_that() -> None:
+    board = Board()
+    board.open("r", n=2)
+    board.turn(SequenceAdmitted("r", 1, 1, 0, resumed=False), tokens("r", 7, index=1))
+    board.turn(SequencePreempted("r", 1))
+    for _ in range(3):
+        assert board.requests.lose_engine(any_ran=True) == (1, 0), "others ran"
+        board.said.clear()
+        board.requests.engine = board.said.append
+        board.requests.hand_over_waiting()
+        assert board.begun == {"r": (((), 0), ((7,), 2))}
+
+
+async def test_a_sequence_that_has_ended_is_not_begun() -> None:
+    board = Board()
+    board.open("r", n=2)
+    board.turn(tokens("r", 7), tokens("r", 8, end=FinishReason.STOP), tokens("r", 9, index=1))
+    board.replace_engine()
+    assert board.begun == {"r": (((), 0), ((9,), 2))}
+
+
+async def test_what_follows_a_grammar_is_lost_once_it_was_read_and_else_begins_again() -> None:
+    board = Board()
+    bound = Constraint("regex", "a")
+    seen, unseen = (board.open(name, constraint=bound) for name in ("seen", "unseen"))
+    board.turn(tokens("seen", 1), tokens("unseen", 2))
+    assert await anext(aiter(seen.events()))
+    assert board.replace_engine() == (1, 1)
+    error = (await read(seen)).error
+    assert isinstance(error, EngineDiedError)
+    assert "in the middle" in str(error)
+    assert board.requests.ledger.read().given_up == 0
+    assert board.begun == {"unseen": ()}
+    board.turn(tokens("unseen", 2), tokens("unseen", 3, end=FinishReason.STOP))
+    assert (await read(unseen)).ids == [2, 3]
 
 
 async def test_knowing_that_a_request_was_admitted_is_not_output() -> None:
@@ -291,10 +333,20 @@ async def test_what_waits_for_an_engine_runs_out_of_time_as_it_would_with_one() 
     assert len(board.requests) == 1
 
 
-def test_patience_spent_before_an_engine_took_the_request_is_spent() -> None:
-    assert remaining(request("r", queue_timeout=3.0), 1.0).queue_timeout == 2.0
-    assert remaining(request("r", queue_timeout=3.0), 9.0).queue_timeout == 0.0
-    assert remaining(request("r"), 9.0).queue_timeout is None
+@pytest.mark.parametrize(("waited", "left"), [(1.0, 2.0), (9.0, 0.0)])
+async def test_patience_spent_before_an_engine_took_the_request_is_spent(
+    monkeypatch: pytest.MonkeyPatch, waited: float, left: float
+) -> None:
+    board = Board()
+    monkeypatch.setattr(time, "monotonic", lambda: 5.0)
+    board.open("impatient", queue_timeout=3.0)
+    board.open("calm")
+    board.open("begun", queue_timeout=3.0)
+    board.turn(tokens("begun", 1))
+    monkeypatch.setattr(time, "monotonic", lambda: 5.0 + waited)
+    board.replace_engine()
+    timeouts = [each.request.queue_timeout for each in board.said if isinstance(each, Add)]
+    assert timeouts == [left, None, None]
 
 
 async def test_two_living_requests_cannot_share_a_key() -> None:

@@ -32,9 +32,10 @@ from tests.fakes.pooled_texts import EncodesPooled
 from tests.patience import wait_until
 
 VOCAB = 512
-KILLER, HANGER, RAISER, DENIED, SLOW = 500, 501, 502, 503, 504
+KILLER, HANGER, RAISER, DENIED, SLOW, LATE = 500, 501, 502, 503, 504, 505
 """Prompt tokens: the process dies in the step that computes one, hangs in it, or the step raises; a denied one raises
-where the request is checked."""
+where the request is checked; late ones let it die in a step of its sequence that begins behind `LATE_TOKENS`."""
+LATE_TOKENS = 30
 SPEC = ModelSpec(
     architecture="llama",
     hidden_size=8,
@@ -76,8 +77,21 @@ class MortalRunner(MemoryRunner):
 
     pause = 0.002
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._late: dict[int, int] = {}
+
     def collect(self, ticket: StepPlan, /) -> StepResult:
         time.sleep(self.pause)
+        for row in ticket.released:
+            self._late.pop(row, None)
+        for row in self._late.keys() & {*ticket.decoding}:
+            self._late[row] += 1
+        for admitted in ticket.admitted:
+            if LATE in admitted.token_ids:
+                self._late[admitted.row] = len(admitted.token_ids)
+        if any(length > LATE_TOKENS for length in self._late.values()):
+            os.kill(os.getpid(), signal.SIGKILL)
         for admitted in ticket.admitted:
             if SLOW in admitted.token_ids:
                 self.pause = 0.05

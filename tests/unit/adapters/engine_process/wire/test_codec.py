@@ -81,6 +81,7 @@ FULL_REQUEST = Request(
     stream=False,
     client="one",
     is_suspect=True,
+    begun=(((1, 2), 7), ((), 0), ((3,), 2)),
     constraint=Constraint("regex", "[ab]+", reasoning=ReasoningLimit(9, (7, "so"), ("end",))),
     lora="an adapter",
     routed_experts=True,
