@@ -16,10 +16,11 @@ from tests.chaos.wire import Outcome, complete
 STREAMS: Final = 50
 WHOLE: Final = 10
 TOKENS: Final = 60
+BOUND: Final = {"ignore_eos": False, "structured_outputs": {"regex": "([a-z]{3,9}[0-9]? ){100}"}}
 
 
 def bodies() -> list[dict[str, Any]]:
-    """Fifty streams and between them ten that are answered in one, greedy and sampled, all different."""
+    """Fifty streams and between them ten that are answered in one, greedy and sampled, some bound to an expression, all different."""
     draw = random.Random(3)
     return [
         {
@@ -29,6 +30,7 @@ def bodies() -> list[dict[str, Any]]:
             "temperature": draw.choice((0.0, 0.8)),
             "seed": number,
             "stream": number % 6 < 5,
+            **(BOUND if number % 5 == 2 else {}),
         }
         for number in range(STREAMS + WHOLE)
     ]

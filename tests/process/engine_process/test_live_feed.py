@@ -142,7 +142,7 @@ async def test_a_killed_engine_is_announced_and_the_log_replays() -> None:
         await viewer.is_watching.wait()
         reply: Any = world.engine.submit(request("lost", (SLOW,), max_tokens=450))
         lost = asyncio.create_task(read(reply))
-        await until(lambda: reply.has_been_read and viewer.reader.state.sequences)
+        await until(lambda: reply.begun and viewer.reader.state.sequences)
         os.kill(pid_of(world.engine), signal.SIGKILL)
         await lost
         await until(lambda: len(viewer.reader.snapshots) == 2, "a second snapshot")

@@ -97,7 +97,7 @@ async def test_the_next_engine_serves_who_waits_and_goes_on_with_what_was_read()
             for client, name in ((one, "w1.x"), (two, "w2.x"))
         ]
         reading = [asyncio.ensure_future(read(each)) for each in begun]
-        await until(lambda: all(each.has_been_read for each in begun))
+        await until(lambda: all(each.begun for each in begun))
         whole = [
             client.submit(request(name, (7, 8), stream=False))
             for client, name in ((one, "w1.y"), (two, "w2.y"))
@@ -117,7 +117,7 @@ async def test_a_member_that_has_gone_leaves_nothing_in_the_engine() -> None:
         gone = asyncio.ensure_future(read(one.submit(request("w1.x", LONG, max_tokens=400))))
         kept = two.submit(request("w2.x", LONG, max_tokens=60))
         reading = asyncio.ensure_future(read(kept))
-        await until(lambda: kept.has_been_read)
+        await until(lambda: kept.begun)
         first.line.cut_off()
         await first.gone.wait()
         sharing.dismiss(first)

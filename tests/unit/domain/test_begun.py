@@ -11,6 +11,8 @@ from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.request import FinishReason
+from tests.unit.domain.constrained_world import EOS, LANGUAGES, SlowGrammars, check, constraint
+from tests.unit.domain.constrained_world import world as constrained_world
 from tests.unit.domain.faults import Fault
 from tests.unit.domain.tokenizers import ByteTokenizer
 from tests.unit.domain.world import FULL, World, oracle
@@ -76,6 +78,28 @@ def test_text_goes_on_where_it_ended_in_the_middle_of_a_character_and_of_a_stop_
         assert answer.token_ids == [token for each in behind for token in each.token_ids]
         assert answer.text == "".join(each.text for each in behind)
         assert answer.reason is reported[-1].finish_reason
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("after", [(), (4,)])
+@pytest.mark.parametrize("looks", [0, 3])
+def test_what_follows_a_grammar_goes_on_at_its_place(depth: int, after: tuple[int, ...], looks: int) -> None:
+    """From before its mark, behind it, and within what is bound."""
+    for seed, language in enumerate((LANGUAGES[1], LANGUAGES[4])):
+        asked: dict[str, Any] = {"seed": seed, "eos": EOS, "max_tokens": 60}
+        asked["constraint"] = constraint(language, after)
+        whole = constrained_world(max_model_len=96, num_blocks=64)
+        request = whole.add("r", [1], **asked)
+        whole.run()
+        check(request, whole)
+        said = whole.answer("r")
+        for place in range(1, len(said.token_ids)):
+            grammars = SlowGrammars(looks)
+            world = constrained_world(depth=depth, grammars=grammars, max_model_len=96, num_blocks=64)
+            world.add("r", [1], **asked, begun=((tuple(said.token_ids[:place]), 0),))
+            world.run()
+            assert world.answer("r").token_ids == said.token_ids[place:]
+            assert world.answer("r").reason is said.reason
 
 
 def test_scores_of_the_prompt_are_not_reported_again() -> None:

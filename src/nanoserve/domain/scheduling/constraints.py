@@ -112,8 +112,15 @@ class Constraints:
         self.matchers[sequence] = matcher = grammar.matcher()
         sequence.awaits_grammar = False
         request = sequence.request
-        if request.constraint is not None and request.constraint.after:
+        assert self._grammars is not None
+        assert request.constraint is not None
+        after, begun = request.constraint.after, request.begun[sequence.index][0] if request.begun else ()
+        ends = range(len(after), len(begun) + 1)
+        bound = next((end for end in ends if begun[end - len(after) : end] == after), None)
+        if bound is None:
             self._free.add(sequence)
+        elif bound < len(begun):
+            self._grammars.consume([(matcher, token) for token in begun[bound:]])
         # The masks of the others are right as the grammar makes them, ends included, and need not be looked at.
         if request.sampling.min_tokens or request.eos_token_ids != matcher.ends:
             self._unsure.add(sequence)

@@ -49,12 +49,12 @@ class PendingReply:
     """The `Reply` of one request, with the engine client's facts about it.
 
     A request that does not stream is answered at once when all of its sequences have ended: until then nothing of it
-    has been delivered, and any engine can still start it again. A stream goes on in the next one, unless it follows a grammar.
+    has been delivered, and any engine can still start it again. A stream goes on in the next one.
 
     Attributes:
         engine_has_it: whether it was handed to the living engine; `num_deaths` how many engines have died over it.
         running: the indices of its sequences that hold a row.
-        cancelled: whether its reader has left; `has_been_read` whether it has been given output.
+        cancelled: whether its reader has left.
         patience: seconds from `submitted_at` on that it waits for its beginning; None if it has begun, or waits however long.
     """
 
@@ -72,8 +72,6 @@ class PendingReply:
         self._piles: dict[int, TokensGenerated | _Pile] = {}
         self.running: set[int] = set()
         self._ended: set[int] = set()
-        self.has_been_read = False
-        self._goes_on = request.stream and request.constraint is None
         self._ids: list[list[int]] = [[] for _ in range(request.sampling.n)]
         self._lengths = [0] * request.sampling.n
         self._error: NanoserveError | None = None
@@ -82,9 +80,8 @@ class PendingReply:
 
     @property
     def can_start_anew(self) -> bool:
-        """True if another engine may compute it, or the rest of it, without anybody noticing."""
-        can = self._goes_on or not self.has_been_read
-        return can and not self.cancelled and self.num_deaths < MOST_ENGINES
+        """True if another engine may compute it, or the rest of it."""
+        return not self.cancelled and self.num_deaths < MOST_ENGINES
 
     @property
     def begun(self) -> tuple[tuple[tuple[int, ...], int], ...]:
@@ -116,7 +113,7 @@ class PendingReply:
             return
         if isinstance(event, TokensGenerated):
             self._pile_up(event)
-            if self._goes_on:
+            if self.request.stream:
                 self.patience = None
                 self._ids[event.index] += event.token_ids
                 self._lengths[event.index] += len(event.text)
@@ -151,7 +148,7 @@ class PendingReply:
     def forget_engine(self) -> None:
         """Its engine is gone: drop what was piled up of sequences that another one must compute from the start."""
         self.engine_has_it = False
-        if not self._goes_on:
+        if not self.request.stream:
             self._notes.clear()
             self._piles = {index: pile for index, pile in self._piles.items() if index in self._ended}
         self._ledger.add(RUNNING, -len(self.running))
@@ -171,9 +168,6 @@ class PendingReply:
     def _take(self) -> list[EngineEvent]:
         batch = list(self._notes.values())
         batch += [each.joined() if isinstance(each, _Pile) else each for each in self._piles.values()]
-        self.has_been_read = self.has_been_read or any(
-            not isinstance(event, (SequenceAdmitted, SequencePreempted)) for event in batch
-        )
         self._notes.clear()
         self._piles.clear()
         return batch
@@ -269,11 +263,11 @@ class Requests:
             elif reply.cancelled:
                 self._end(reply, FinishReason.ABORT)
             else:
-                cause = "in the middle of the answer; send the request again"
-                if reply.num_deaths >= MOST_ENGINES:
-                    self.ledger.add(GIVEN_UP)
-                    cause = "twice while it computed this request, which is not tried a third time"
-                self._fail(reply, EngineDiedError(f"the engine ended {cause}"))
+                self.ledger.add(GIVEN_UP)
+                message = (
+                    "the engine ended twice while it computed this request, which is not tried a third time"
+                )
+                self._fail(reply, EngineDiedError(message))
         return requeued, len(died) - requeued
 
     def end_overdue(self, now: float) -> None:

@@ -78,7 +78,7 @@ async def until_restarted(engine: RemoteEngine, times: int) -> None:
 def request(
     name: str, prompt: tuple[int, ...] = (1, 2, 3), *, stream: bool = True, **sampling: Any
 ) -> Request:
-    fields = ("deadline", "queue_timeout", "constraint")
+    fields = ("deadline", "queue_timeout")
     more = {each: sampling.pop(each) for each in fields if each in sampling}
     return Request(
         request_id=name,

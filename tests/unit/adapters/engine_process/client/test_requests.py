@@ -18,7 +18,6 @@ from nanoserve.ports.events import (
     SequenceTimes,
     TokensGenerated,
 )
-from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import TokenLogprobs
 from tests.unit.adapters.engine_process.client.engines import read, request
@@ -245,22 +244,6 @@ async def test_a_sequence_that_has_ended_is_not_begun() -> None:
     board.turn(tokens("r", 7), tokens("r", 8, end=FinishReason.STOP), tokens("r", 9, index=1))
     board.replace_engine()
     assert board.begun == {"r": (((), 0), ((9,), 2))}
-
-
-async def test_what_follows_a_grammar_is_lost_once_it_was_read_and_else_begins_again() -> None:
-    board = Board()
-    bound = Constraint("regex", "a")
-    seen, unseen = (board.open(name, constraint=bound) for name in ("seen", "unseen"))
-    board.turn(tokens("seen", 1), tokens("unseen", 2))
-    assert await anext(aiter(seen.events()))
-    assert board.replace_engine() == (1, 1)
-    error = (await read(seen)).error
-    assert isinstance(error, EngineDiedError)
-    assert "in the middle" in str(error)
-    assert board.requests.ledger.read().given_up == 0
-    assert board.begun == {"unseen": ()}
-    board.turn(tokens("unseen", 2), tokens("unseen", 3, end=FinishReason.STOP))
-    assert (await read(unseen)).ids == [2, 3]
 
 
 async def test_knowing_that_a_request_was_admitted_is_not_output() -> None:
