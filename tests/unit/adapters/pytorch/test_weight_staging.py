@@ -248,6 +248,16 @@ def test_tensors_are_brought_as_they_are_stored_a_few_at_a_time(
     assert events == ["read", *taken, "read", *taken, "read", *taken[:3]]
 
 
+def test_tensors_made_where_no_gradients_are_kept_are_filled_by_other_threads(tmp_path: Path) -> None:
+    expected = torch.randn(1000)
+    save_file({"numbers": expected}, tmp_path / "model.safetensors")
+    (found,), cpu = stored_tensors(tmp_path / "model.safetensors"), torch.device("cpu")
+    with torch.inference_mode():
+        there = torch.empty(1000, dtype=torch.bfloat16)
+        staging.transfer(staging.pieces_of(found, there), staging.lanes_between(cpu, cpu))
+        assert torch.equal(there, expected.bfloat16())
+
+
 def test_packed_numbers_of_a_file_that_was_cut_meanwhile_are_an_error(tmp_path: Path) -> None:
     save_file({"numbers": torch.zeros(1 << 22, dtype=torch.int32)}, tmp_path / "model.safetensors")
     found = list(stored_tensors(tmp_path / "model.safetensors"))

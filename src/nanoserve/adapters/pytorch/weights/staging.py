@@ -103,6 +103,7 @@ def transfer(pieces: Iterable[Piece], lanes: Sequence[Lane]) -> None:
         raise errors[0]
 
 
+@torch.inference_mode()
 def _work(lane: Lane, pending: deque[Piece], errors: list[BaseException]) -> None:
     try:
         try:
