@@ -14,6 +14,7 @@ from nanoserve.ports.request import FinishReason
 from tests.unit.domain.constrained_world import EOS, LANGUAGES, SlowGrammars, check, constraint
 from tests.unit.domain.constrained_world import world as constrained_world
 from tests.unit.domain.faults import Fault
+from tests.unit.domain.test_wide_steps import drafting_world
 from tests.unit.domain.tokenizers import ByteTokenizer
 from tests.unit.domain.world import FULL, World, oracle
 
@@ -57,6 +58,27 @@ def test_every_answer_goes_on_from_every_place(kind: str, depth: int, chunk: int
         assert {each.reason for each in answers} == {FinishReason.LENGTH}
         assert answers[0].last is not None
         assert answers[0].last.num_generated == 20
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("how", ["drafts", "invariant steps", "host memory"])
+def test_a_crowd_goes_on_with_drafts_by_invariant_steps_and_with_blocks_in_host_memory(
+    how: str, depth: int
+) -> None:
+    whole = [oracle(PROMPT, 40, seed=number) for number in range(6)]
+    for place in (1, 7, 22, 39):
+        settings: dict[str, Any] = {"depth": depth, "num_blocks": 40, "max_num_seqs": 4}
+        if how == "drafts":
+            world, _ = drafting_world(0.7, 4, **settings)
+        else:
+            world = World(**settings, host_slots=64 * (how == "host memory"), min_offload_tokens=4)
+        for number, said in enumerate(whole):
+            begun = ((tuple(said[: place - number % 2]), 0),)
+            fields: dict[str, Any] = {"deterministic": how == "invariant steps", "is_suspect": number < 2}
+            world.add(str(number), PROMPT, seed=number, max_tokens=40, begun=begun, **fields)
+        world.run()
+        for number, said in enumerate(whole):
+            assert world.answer(str(number)).token_ids == said[place - number % 2 :]
 
 
 @pytest.mark.parametrize("stop", [(), ("stopx", "!st")])

@@ -16,6 +16,7 @@ from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model
 from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
 from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.model_spec import Packing
 from tests.unit.adapters.pytorch.packed_layouts import LAYOUTS, Layout
 from tests.unit.adapters.pytorch.test_kept_weights import assert_same
 from tests.unit.adapters.pytorch.tiny_models import CPU, PagedRun, TinyModel, make_prompt, make_tiny_model
@@ -230,6 +231,18 @@ def test_a_broken_matrix_is_named(tmp_path: Path, layout: str, change: Any, name
         load_checkpoint(
             str(tmp_path), Destinations({"a.weight": torch.empty(16, 64)}), packing=LAYOUTS[layout].packing
         )
+
+
+@pytest.mark.parametrize("packing", [None, LAYOUTS["W4A16"].packing])
+def test_a_matrix_of_which_nobody_says_how_it_is_packed_is_named(
+    tmp_path: Path, packing: Packing | None
+) -> None:
+    """As in folders whose quantization stands in a file of its own."""
+    parts, _ = LAYOUTS["awq"].write(torch.randn(16, 64), 0)
+    tensors = {f"a.{part}": each.contiguous() for part, each in parts.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"'a\.weight' is packed, .*: config\.json must have it"):
+        load_checkpoint(str(tmp_path), Destinations({"a.weight": torch.empty(16, 64)}), packing=packing)
 
 
 @EACH

@@ -248,7 +248,10 @@ def _matrix(name: str, parts: Mapping[str, StoredTensor], packing: Packing | Non
         group = _group_of(columns, groups)
     else:
         if packing is None or packing.library == "compressed-tensors":
-            raise ModelLoadError(f"{packed.file}: {name!r} is packed, and no quantization_config says how")
+            raise ModelLoadError(
+                f"{packed.file}: {name!r} is packed, and no quantization_config says how: config.json must have it, which older "
+                "libraries wrote into a file of its own"
+            )
         bits, awq = packing.bits, packing.library == "awq"
         groups, rows = parts["scales"].shape
         columns = packed.shape[0] * (1 if awq else _WORD // bits)
