@@ -86,7 +86,7 @@ class DrainingError(ServiceUnavailableError):
 
 
 class EngineDiedError(NanoserveError):
-    """The engine ended in the middle of an answer, part of which was delivered already."""
+    """The engine ended over a request again, or before it had obeyed, or is not started again."""
 
 
 class UnknownModelError(NanoserveError):

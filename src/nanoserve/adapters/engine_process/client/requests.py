@@ -79,11 +79,6 @@ class PendingReply:
         ledger.add(ACCEPTED, request.sampling.n)
 
     @property
-    def can_start_anew(self) -> bool:
-        """True if another engine may compute it, or the rest of it."""
-        return not self.cancelled and self.num_deaths < MOST_ENGINES
-
-    @property
     def begun(self) -> tuple[tuple[tuple[int, ...], int], ...]:
         """As in `Request`; sequences that have ended are computed from the start, and what they say is dropped."""
         said = enumerate(zip(map(tuple, self._ids), self._lengths, strict=True))
@@ -257,11 +252,11 @@ class Requests:
         died, requeued = list(self._living.values()), 0
         for reply in died:
             reply.num_deaths += bool(reply.running) if any_ran else reply.engine_has_it
-            if reply.can_start_anew:
+            if reply.cancelled:
+                self._end(reply, FinishReason.ABORT)
+            elif reply.num_deaths < MOST_ENGINES:
                 reply.forget_engine()
                 requeued += 1
-            elif reply.cancelled:
-                self._end(reply, FinishReason.ABORT)
             else:
                 self.ledger.add(GIVEN_UP)
                 message = (
