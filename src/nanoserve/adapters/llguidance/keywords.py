@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-_ALL_TYPES: Final = ("null", "boolean", "object", "array", "number", "string")
+TYPES: Final = ("null", "boolean", "object", "array", "number", "string")
 _FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
 """Those that the library keeps; any other is an annotation."""
-_REMARKS: Final = frozenset(
+REMARKS: Final = frozenset(
     {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"}
     | {"contentEncoding", "contentMediaType", "contentSchema", "$comment", "$schema", "$id", "id"}
     | {"$anchor", "$vocabulary"}
@@ -33,7 +33,7 @@ def say_otherwise(schema: dict[str, Any]) -> None:
 
 def is_any(schema: Any) -> bool:
     """True if anything fits."""
-    return schema is True or (isinstance(schema, dict) and schema.keys() <= _REMARKS)
+    return schema is True or (isinstance(schema, dict) and schema.keys() <= REMARKS)
 
 
 def is_none(schema: Any) -> bool:
@@ -92,7 +92,7 @@ def _members(schema: dict[str, Any]) -> None:
     required = schema.get("required", [])
     names = schema.get("propertyNames")
     if is_any(names) or (
-        isinstance(names, dict) and names.keys() - _REMARKS == {"type"} and names["type"] == "string"
+        isinstance(names, dict) and names.keys() - REMARKS == {"type"} and names["type"] == "string"
     ):
         del schema["propertyNames"]
     elif isinstance(names, dict) and not {"properties", "patternProperties"} & schema.keys():
@@ -108,7 +108,7 @@ def _members(schema: dict[str, Any]) -> None:
 
 def _name_members(schema: dict[str, Any], names: Mapping[str, Any]) -> None:
     """A map whose names are of a list, or of a pattern or a length."""
-    words = names.keys() - _REMARKS - {"type"}
+    words = names.keys() - REMARKS - {"type"}
     each = schema.get("additionalProperties", True)
     if words == {"enum"}:
         schema["properties"] = {name: each for name in names["enum"] if isinstance(name, str)}
@@ -180,8 +180,8 @@ def _negation(schema: dict[str, Any]) -> None:
     if "not" not in schema:
         return
     negated = schema["not"]
-    words = negated.keys() - _REMARKS if isinstance(negated, dict) else set[str]()
-    own = schema.get("type", _ALL_TYPES)
+    words = negated.keys() - REMARKS if isinstance(negated, dict) else set[str]()
+    own = schema.get("type", TYPES)
     if is_none(negated):
         del schema["not"]
     elif words == {"type"}:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
-from nanoserve.adapters.llguidance.schemas import WIDE
+from nanoserve.adapters.llguidance.schemas import LEAF, WIDE
 
 BYTES: Final = 256
 GUIDED: Final = 200
@@ -35,7 +35,6 @@ _PLAIN_WORDS: Final = frozenset(
     {"type", "title", "description", "default", "$comment", "enum", "items"}
     | {"properties", "required", "additionalProperties"}
 )
-_LEAF: Final = frozenset({"type", "title", "description"})
 _TYPES: Final = frozenset({"null", "boolean", "number", "integer", "string", "array", "object"})
 _COUNTED: Final = re.compile(r"\{\s*+(?:\d++\s*+,\s*+)?\d{2}")
 """A repetition of ten or more, which is what a lexer can have to remember."""
@@ -82,7 +81,7 @@ def is_plain(written: str) -> bool:
 
 def _is_leaf(schema: Any) -> bool:
     """True for what most members are: a type that is said in one word, and no more."""
-    if not isinstance(schema, dict) or not schema.keys() <= _LEAF:
+    if not isinstance(schema, dict) or not schema.keys() <= LEAF:
         return False
     return isinstance(said := schema.get("type"), str) and said in _TYPES
 

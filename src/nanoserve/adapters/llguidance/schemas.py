@@ -20,10 +20,10 @@ from nanoserve.adapters.llguidance.limits import MAX_REFERENCES
 from nanoserve.adapters.llguidance.work import at_pointer
 from nanoserve.ports.errors import BadValueError
 
-_LEAF: Final = frozenset({"type", "title", "description"})
+LEAF: Final = frozenset({"type", "title", "description"})
 """Keywords that most schemas have alone."""
 _PLAIN: Final = (
-    _LEAF
+    LEAF
     | {"properties", "additionalProperties", "items", "anyOf", "$ref", "$defs", "definitions"}
     | {"enum", "const", "minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum"}
 )
@@ -110,7 +110,7 @@ class _Walk:
     def of(self, schema: Any, place: str, *, is_read: bool) -> Any:
         """The schema that stands there; `is_read` where it counts even if nothing refers to it."""
         is_odd = isinstance(schema, dict) and "any" in str(schema.get("type"))
-        if not isinstance(schema, dict) or (schema.keys() <= _LEAF and not is_odd):
+        if not isinstance(schema, dict) or (schema.keys() <= LEAF and not is_odd):
             return schema
         schema = dict(schema)
         if not self._has_addresses and "allOf" in schema:

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 import attrs
 
+from nanoserve.adapters.llguidance.keywords import REMARKS, TYPES
 from nanoserve.ports.errors import BadValueError
 
 MAX_PATTERNS: Final = 8
@@ -40,11 +41,7 @@ FOLDED: Final = 100_000
 """A character beyond ASCII in an expression that ignores case, as it may end a range of all characters."""
 MAX_DEPTH: Final = 128
 """Depth of joins within joins; the library's own."""
-_TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
-_REMARKS: Final = frozenset(
-    {"$anchor", "$comment", "$defs", "$id", "$schema", "contentEncoding", "contentMediaType", "default"}
-    | {"definitions", "description", "examples", "id", "readOnly", "title", "writeOnly", "x-guidance"}
-)
+_REMARKS: Final = REMARKS | {"$defs", "definitions", "x-guidance"}
 _JOINED: Final = frozenset({"allOf", "anyOf", "oneOf", "enum", "const", "$ref"})
 _IGNORES_CASE: Final = re.compile(r"\?[a-hj-zA-Z-]*i|/[a-hj-z]*i")
 _PROPERTY: Final = re.compile(r"\\[pP]")
@@ -166,8 +163,8 @@ class _Building:
 
     def _own(self, schema: Mapping[str, Any]) -> _Value:
         """The facts that a schema states by keywords that are for one type each."""
-        types = schema.get("type", _TYPES)
-        types = [types] if isinstance(types, str) else types if isinstance(types, list) else _TYPES
+        types = schema.get("type", TYPES)
+        types = [types] if isinstance(types, str) else types if isinstance(types, list) else TYPES
         makers = {"string": self._text, "array": self._array, "object": self._object}
         return self._choice(
             [makers[each](schema) if each in makers else _Value(each) for each in map(str, types)]
