@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from llguidance import LLTokenizer
 
 from nanoserve.ports.errors import BadValueError
+
+_SHORT: Final = [rf'[^"\\\x00-\x1F\x7F]{{1,{most}}}' for most in (1, 2, 3, 4, 6, 8)]
+"""Slices of the vocabulary that bounded texts end with, which the library's own lack. Where all tokens of one fit, it looks at none of them."""
 
 
 def make_vocabulary(tokenizer_json: str, eos_token_ids: Sequence[int], width: int) -> LLTokenizer:
@@ -26,8 +29,10 @@ def make_vocabulary(tokenizer_json: str, eos_token_ids: Sequence[int], width: in
         blank = {"type": "Replace", "pattern": {"String": decoder["replacement"]}, "content": " "}
         steps = [blank, {"type": "ByteFallback"}, {"type": "Fuse"}]
         tokenizer_json = json.dumps(described | {"decoder": {"type": "Sequence", "decoders": steps}})
+    blanks, *texts = LLTokenizer.json_slices()
+    slices = [blanks, *_SHORT, *texts]
     try:
-        return LLTokenizer(tokenizer_json, n_vocab=width, eos_token=list(eos_token_ids))
+        return LLTokenizer(tokenizer_json, n_vocab=width, eos_token=list(eos_token_ids), slices=slices)
     except Exception as error:
         reason = f"the model's tokenizer is of a kind that no grammar can follow: {error}"
         raise BadValueError("constraint", reason) from error

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from typing import Any
 
 import pytest
+from llguidance import LLTokenizer
 from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from nanoserve.adapters.llguidance.compiling import Compiler
 from nanoserve.adapters.llguidance.crew import start_workers
 from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.limits import MAX_CHARACTERS, MAX_VALUES
@@ -30,6 +33,7 @@ from tests.unit.adapters.llguidance.vocabularies import (
     grammars_of,
     plain,
     sentencepiece,
+    vocabulary_of,
 )
 
 TOKENIZER = plain()
@@ -502,3 +506,23 @@ def test_ends_are_in_the_mask_where_the_answer_may_end_unless_the_grammar_speaks
         *(f"start: {each}" for each in (f"<[{end}]>", f"<[{size}]>", *lists)),
     ):
         assert compiled(grammars, "lark", text, client="any").ends == set(), text
+
+
+def test_slices_of_a_vocabulary_change_no_mask() -> None:
+    """Also of texts of bounded length near their end, in tokens of several bytes."""
+    size, draw = TOKENIZER.get_vocab_size(), random.Random(0)
+    ends = TOKENIZER.encode(END, add_special_tokens=False).ids
+    bare = Compiler(lambda: LLTokenizer(TOKENIZER.to_str(), n_vocab=size, eos_token=ends, slices=[]), size)
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 14}}
+    sliced = Compiler(lambda: vocabulary_of(TOKENIZER, padded=0), size)
+    pair = [each.make(Constraint("json_schema", json.dumps(schema))) for each in (sliced, bare)]
+    for _ in range(20):
+        matchers = [each.copy() for each in pair]
+        for _ in range(40):
+            mask, expected = (each.inner.compute_bitmask() for each in matchers)
+            assert mask == expected
+            bits = int.from_bytes(mask, "little")
+            token = draw.choice([bit for bit in range(size) if bits >> bit & 1])
+            if token in ends:
+                break
+            assert [each.consume(token) for each in matchers] == ["", ""]
