@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from nanoserve.domain.scheduling.limits import Policy, RequestClass
 from nanoserve.domain.scheduling.prompt_shares import AFTERWARDS, DEFERRED_CHUNK
 from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
-from nanoserve.ports.model_spec import CacheGroup, Recurrent
+from nanoserve.ports.model_spec import CacheGroup, CacheKind, Full, Latent, Recurrent, Window
 from nanoserve.ports.request import DEFERRED_CLASS
 from tests.unit.domain.world import FULL, World, oracle
 
@@ -98,6 +99,32 @@ def test_a_prompt_of_others_waits_for_no_deferred_one_that_begins_alike(
     world.run()
     assert world.answer("line").token_ids == oracle(range(40), 2)
     assert world.answer("chat").token_ids == oracle(range(38), 2)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("kind", [Full(), Window(50), Latent()])
+def test_a_prompt_that_others_overtake_goes_on_behind_what_they_have_computed(
+    kind: CacheKind, depth: int
+) -> None:
+    """Nobody computes the beginning again, however far it had come by itself."""
+    beginning = list(range(100, 500))
+    for turns in (1, 3, 6):
+        groups = (FULL, CacheGroup(layers=(2,), kind=kind))
+        settings: dict[str, Any] = {"max_num_batched_tokens": 48, "num_blocks": 600, "max_model_len": 500}
+        world = World(groups=groups, classes=CLASSES, depth=depth, **settings)
+        prompts = {name: [*beginning, *range(number, number + 6)] for number, name in enumerate("abcdef")}
+        for name in "abc":
+            world.add(name, prompts[name], request_class=DEFERRED_CLASS, max_tokens=4)
+        for _ in range(turns):
+            world.turn()
+        for name in "def":
+            world.add(name, prompts[name], max_tokens=4)
+        world.run()
+        window = 50 if isinstance(kind, Window) else None
+        assert sum(chunk.length for plan in world.runner.plans for chunk in plan.chunks) == 400 + 6 * 6
+        assert {each: world.answer(each).token_ids for each in prompts} == {
+            each: oracle(prompt, 4, window=window) for each, prompt in prompts.items()
+        }
 
 
 def test_nothing_deferred_is_admitted_while_another_waits_for_blocks() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.draft import Draft
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
@@ -28,8 +29,8 @@ AFTERWARDS: Final = 0.1
 class PromptShares:
     """The prompts' shares of a scheduler's steps, with their `budget` under a bound of time. Deferred sequences, such as those of batches, use what others leave."""
 
-    def __init__(self, limits: Limits, table: SequenceTable) -> None:
-        self._limits, self._table, itl = limits, table, limits.max_itl
+    def __init__(self, limits: Limits, table: SequenceTable, cache: KVCache) -> None:
+        self._limits, self._table, self._cache, itl = limits, table, cache, limits.max_itl
         self.budget = None if itl is None else ChunkBudget(max_itl=itl, floor=limits.block_size)
         self._last_answered = -math.inf
 
@@ -99,9 +100,13 @@ class PromptShares:
         return True
 
     def tokens_of_deferred(self, draft: Draft, left: int) -> int:
-        """The number of a step's `left` tokens that deferred prompts may have."""
+        """The number of a step's `left` tokens that deferred prompts may have. One that others have overtaken begins again behind them."""
         if self._limits.deferred_rows is not None and self._table.rows.has_answers:
-            return 0 if draft.chunks else min(left, DEFERRED_CHUNK)
+            left = 0 if draft.chunks else min(left, DEFERRED_CHUNK)
+        for each in [] if left <= 0 or self._cache.has_states else [*self._table.prefilling]:
+            found = self._cache.match(each) * self._limits.block_size if each.is_deferred else 0
+            if found > each.num_scheduled_tokens:
+                self._table.preempt(each, draft)
         return left
 
 

@@ -64,7 +64,7 @@ class Scheduler:
         self.flights: list[InFlightStep] = []
         self.committed_step, self.last_commit = 0, 0.0
         self._spare = [int(limits.watermark * pool.num_blocks) for pool in cache.allocators]
-        self._shares = PromptShares(limits, self.table)
+        self._shares = PromptShares(limits, self.table, cache)
         self.rounds = rounds = Rounds(cache, self.table)
         self.speculation = Speculation(limits, cache, self.table, rounds) if limits.max_width > 1 else None
         self.verification = Verification(limits, cache, self.table, rounds)
