@@ -279,11 +279,14 @@ def test_programs_for_which_the_copy_engine_fetches_fill_the_machine_and_share_l
 
 
 def test_a_row_alone_has_its_keys_fetched_where_its_heads_are_narrow_and_it_is_long() -> None:
-    chosen = [copied_splits(1, 8, context, 132, 64) for context in (1000, 4096, 4097, 8000)]
-    assert chosen == [None, None, 64, 64]
-    assert copied_splits(1, 8, 8000, 132, 128) is None
-    assert [is_copied(1, 64, splits) for splits in (16, 64)] == [False, True]
-    assert is_copied(2, 128, 1)
+    for narrow, longest in ((False, 64), (True, 128)):
+        how = {"narrow": narrow}
+        chosen = [copied_splits(1, 8, context, 132, 64, **how) for context in (1000, 8192, 8193, 32_000)]
+        assert chosen == [None, None, longest, longest]
+        assert copied_splits(1, 8, 32_000, 132, 128, **how) is None
+        assert [is_copied(1, 64, splits, **how) for splits in (longest // 2, longest)] == [False, True]
+        assert is_copied(2, 128, 1, **how)
+    assert [copied_splits(8, 8, 4096, 132, size, narrow=True) for size in (64, 128)] == [16, 8]
 
 
 def test_what_a_start_checks_has_rows_whose_keys_are_fetched_to_where_others_were() -> None:

@@ -134,9 +134,14 @@ def decode_tiling(
     cache: PagedCache, dtype: torch.dtype, *, group: int, batch: int, width: int, splits: int
 ) -> Tiling | Copied:
     """How `batch` places are served, `group` query heads of each of `width` tokens by a KV head: by the copy engine on Hopper, in 16 bits, where that is faster."""
-    kv_heads, _, head_dim = cache.keys.shape[1:]
-    fits = tuning.fits_copies(head_dim, group * width) and tuning.is_copied(batch, head_dim, splits)
-    if fits and dtype.itemsize == 2 and _is_described(cache):
+    (kv_heads, _, head_dim), narrow = cache.keys.shape[1:], cache.keys.dtype.itemsize == 1
+    fits = tuning.fits_copies(head_dim, group * width)
+    if (
+        fits
+        and tuning.is_copied(batch, head_dim, splits, narrow=narrow)
+        and dtype.itemsize == 2
+        and _is_described(cache)
+    ):
         return copied_sizes(group * width, head_dim)
     heads = {"padded": padded_group(group, width), "kv_heads": kv_heads}
     return tuning.choose_tile(batch, head_dim, cache.keys.dtype, splits, **heads)

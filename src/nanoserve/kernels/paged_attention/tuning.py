@@ -114,7 +114,7 @@ MOST_SUMS: Final = 2048
 COPIED_VISITS: Final = 3
 """How many visits' keys and values it has room for; those of two are on their way while one is read."""
 COPIED_ALONE: Final = 64
-"""A row alone has them fetched with heads of 64 elements and so many splits, or more, hence from 4,097 tokens on: its products use no shared memory, and what does starts 3 to 8 us later between them."""
+"""A row alone has them fetched with heads of 64 elements and so many splits, or more, twice as many in 8 bits, hence from 8,193 tokens on: its products read faster while little of a multiprocessor is shared memory."""
 
 
 def fits_copies(head_dim: int, queries: int) -> bool:
@@ -122,9 +122,9 @@ def fits_copies(head_dim: int, queries: int) -> bool:
     return head_dim in COPIED_HEADS and next_power_of_2(queries) * head_dim <= MOST_SUMS
 
 
-def is_copied(batch: int, head_dim: int, splits: int) -> bool:
-    """True if the copy engine should fetch keys and values for `batch` places, where it can."""
-    return batch > 1 or (head_dim == 64 and splits >= COPIED_ALONE)
+def is_copied(batch: int, head_dim: int, splits: int, *, narrow: bool) -> bool:
+    """True if the copy engine should fetch keys and values, `narrow` ones of 8 bits, for `batch` places, where it can."""
+    return batch > 1 or (head_dim == 64 and splits >= COPIED_ALONE * (1 + narrow))
 
 
 class Copied(NamedTuple):
@@ -141,16 +141,22 @@ def copied_sizes(queries: int, head_dim: int) -> Copied:
     return Copied(columns, columns // 8, 4096 // head_dim)
 
 
-def copied_splits(batch: int, kv_heads: int, max_context: int, num_sms: int, head_dim: int) -> int | None:
+def copied_splits(
+    batch: int, kv_heads: int, max_context: int, num_sms: int, head_dim: int, *, narrow: bool = False
+) -> int | None:
     """As `choose_splits`, of programs for which the copy engine fetches: as many as each multiprocessor has schedulers; None where it should not.
 
-    Programs that walk many tokens are worth splitting further, as a batch's rows may differ in length. Those of a row alone walk 128 or more.
+    Heads of 64 elements in 8 bits have twice as many, of half the bytes. Programs that walk many tokens are worth splitting further, as a batch's
+    rows may differ in length. Those of a row alone walk 256 or more, in 8 bits 128.
     """
-    filling = _power_of_2_below(max(1, 4 * num_sms // (batch * kv_heads)))
-    useful = next_power_of_2(triton.cdiv(max_context, max(64 if batch > 1 else 128, head_dim)))
+    programs = 8 if narrow and head_dim == 64 else 4
+    filling = _power_of_2_below(max(1, programs * num_sms // (batch * kv_heads)))
+    useful = next_power_of_2(
+        triton.cdiv(max_context, max(64 if batch > 1 else 256 // (1 + narrow), head_dim))
+    )
     needed = next_power_of_2(triton.cdiv(max_context, MOST_COPIED))
     splits = min(MAX_SPLITS, max(needed, min(filling, useful)))
-    return splits if is_copied(batch, head_dim, splits) else None
+    return splits if is_copied(batch, head_dim, splits, narrow=narrow) else None
 
 
 def choose_splits(

@@ -47,10 +47,11 @@ class GpuAttention:
     def choose_splits(self, bucket: int, longest: int, /) -> int:
         head_dim, dtype = self._head_dim, self._facts.dtype
         sizes = bucket, self._num_kv_heads, min(longest, self._widest), self._facts.multiprocessors
-        fits = tuning.fits_copies(head_dim, self._num_heads // self._num_kv_heads) and dtype.itemsize == 2
-        if fits and has_wgmma(self._facts.device) and (splits := tuning.copied_splits(*sizes, head_dim)):
-            return splits
         kept = FLOAT8 if any(each.kept for each in self._layers.values()) else dtype
+        fits = tuning.fits_copies(head_dim, self._num_heads // self._num_kv_heads) and dtype.itemsize == 2
+        splits = tuning.copied_splits(*sizes, head_dim, narrow=kept is FLOAT8)
+        if fits and has_wgmma(self._facts.device) and splits:
+            return splits
         tile, size = tuning.choose_tile(bucket, head_dim, kept).tokens, tuning.key_bytes(head_dim, dtype)
         return tuning.choose_splits(*sizes, tile, size=size)
 
@@ -87,9 +88,8 @@ class GpuAttention:
         rope_and_cache(qkv, query, cache, self._transform(part), token_rows=rows, positions=positions)
         tiles = step.plans[self] if step.chosen is None else step.chosen
         if len(tiles):
-            prefill_attention(
-                query, cache, out, tiles=tiles, by_roles=not step.invariant, scoring=part.scoring
-            )
+            how: dict[str, Any] = {"by_roles": not step.invariant, "scoring": part.scoring}
+            prefill_attention(query, cache, out, tiles=tiles, **how)
 
     def _decode(self, part: Attention, qkv: Tensor, out: Tensor, step: GpuStep) -> None:
         cache, transform = self._cache(part), self._transform(part)
