@@ -24,6 +24,7 @@ from nanoserve.kernels.copies.launch import embed_tokens
 from nanoserve.kernels.pointwise.launch import gated_activation_into
 from nanoserve.kernels.forms import FP8, Int4, StoredWeight
 from nanoserve.kernels.linear import tuning
+from nanoserve.kernels.linear.copied.launch import copied_linear
 from nanoserve.kernels.linear.launch import LinearWorkspace, fp8_linear, row_linear, skinny_linear
 from nanoserve.kernels.heads import HeadTransform, Scoring
 from nanoserve.kernels.paged import PagedCache
@@ -50,8 +51,11 @@ def launch_all():
         row_linear(halves(1, 64), halves(64, 64), halves(1, width), norm_weight=norm, gate=gate)
         space = LinearWorkspace.create([halves(64, 64)], max_m=2, dtype=HALF, device=cpu)
         skinny_linear(halves(2, 64), halves(64, 64), halves(2, width), workspace=space, gate=gate)
+        tile = tuning.CopiedTile(16, 64, 64, 3)
+        copied_linear(halves(2, 128), halves(64, 128), halves(2, width), tile=tile, gate=gate, bias=halves(64))
         if gate is not None:
             gated_activation_into(halves(2, 64), halves(2, 32), activation=gate)
+    copied_linear(halves(2, 256), halves(64, 256), torch.zeros(2, 2, 64), tile=tile, splits=2)
     numbers, scales = torch.zeros(2, 256, dtype=FP8.dtype), torch.zeros(2)
     quantize_rows_into(halves(2, 512), numbers, scales, activation="silu")
     for form, count in ((FP8(), 1), (FP8(128), 2), (FP8(128, 128), 2)):
@@ -124,7 +128,9 @@ def test_penalties_behind_however_many_drafts_or_verified_tokens_are_one_kernel(
 
 
 def test_every_form_of_a_kernel_compiles(tmp_path: pathlib.Path) -> None:
-    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3 + 2 + (3 + 2)
+    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + (3 + 1) + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3 + 2 + (
+        3 + 2
+    )
 
 
 def late_kernels(text: str, tmp_path: pathlib.Path) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from nanoserve.kernels.linear.launch import (
     skinny_linear,
     split_linear,
 )
-from nanoserve.kernels.linear.tuning import row_tile, skinny_tile, split_count
+from nanoserve.kernels.linear.tuning import copied_tile, row_tile, skinny_tile, split_count
 from nanoserve.kernels.linear.tuning_tiles import INVARIANT_TILES, InvariantTile
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
@@ -286,12 +287,31 @@ def test_skinny_tiles_fit_into_shared_memory(n: int, k: int, gate: bool, room: i
 
 
 def test_slices_of_the_measured_shapes() -> None:
-    assert [split_count(m, 2048, 2048) for m in (2, 16, 32, 64)] == [4, 4, 4, 4]
-    assert [split_count(m, 2048, 8192) for m in (2, 16, 17, 64)] == [4, 4, 4, 4]
-    assert [split_count(m, 3072, 3072) for m in (8, 32, 64)] == [5, 2, 2]
-    assert [split_count(m, 5120, 5120) for m in (8, 32, 64)] == [3, 3, 3]
+    assert [split_count(m, 2048, 2048) for m in (2, 16, 32, 64)] == [3, 3, 3, 2]
+    assert [split_count(m, 2048, 8192) for m in (2, 16, 17, 64)] == [3, 3, 3, 3]
+    assert [split_count(m, 3072, 3072) for m in (8, 32, 64)] == [2, 2, 2]
+    assert [split_count(m, 5120, 5120) for m in (8, 32, 64)] == [1, 1, 1]
     assert [split_count(m, 4096, 14336) for m in (8, 32, 64)] == [2, 2, 2]
     assert [split_count(m, 16384, 512) for m in (8, 64)] == [1, 1]
+
+
+def test_a_tile_that_the_copy_engine_fetches_fits_and_programs_of_a_gate_begin_at_once() -> None:
+    room = 225 * 1024
+    for m, (n, k), gate in itertools.product(
+        (2, 33, 64, 128), ((6144, 4096), (28672, 4096), (16384, 2048)), (False, True)
+    ):
+        for splits in (1, 2):
+            if tile := copied_tile(m, n, k, gate=gate, splits=splits, room=room):
+                bytes_per_stage = (tile.bm + tile.bn) * tile.bk * 2
+                beside = max(1, room // (bytes_per_stage * tile.stages))
+                assert bytes_per_stage * tile.stages <= room
+                assert tile.stages >= 2
+                assert not gate or -(-n // tile.bn) <= 132 * beside
+            else:
+                assert m <= 32
+                assert splits == 1
+    for n, k in ((128256, 4096), (6144, 4000), (6136, 4096), (512, 4096)):
+        assert copied_tile(64, n, k, gate=False, splits=1, room=room) is None
 
 
 def test_programs_that_would_not_all_run_at_once_take_less_memory_each() -> None:

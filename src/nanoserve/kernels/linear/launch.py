@@ -21,6 +21,7 @@ from nanoserve.kernels.device.launch import (
 )
 from nanoserve.kernels.forms import FP8, PLAIN, Form, StoredWeight, form_of, row_arguments, step_arguments
 from nanoserve.kernels.gates import Activation
+from nanoserve.kernels.linear.copied.launch import multiplied_by_copies
 from nanoserve.kernels.linear.low_rank.launch import Delta, expand
 from nanoserve.kernels.linear.triton import row_kernel, skinny_kernel, widen_kernel
 from nanoserve.kernels.linear.triton_tiles import invariant_kernel, packed_kernel
@@ -165,6 +166,8 @@ def skinny_linear(
         ValueError: M is above 128, or the workspace is too small.
     """
     m, (n, k), form = len(x), weight.shape, form_of(weight)
+    if delta is None and multiplied_by_copies(x, weight, out, bias=bias, gate=gate, pdl=pdl):
+        return
     tile = _tile(m, weight.shape, x.element_size(), x.device, form, gate=gate is not None, splits=None)
     tiles = triton.cdiv(n, tile.bn)
     if tile.splits > 1 and (
@@ -206,10 +209,10 @@ def split_linear(
     m, (n, k) = len(x), weight.shape
     if len(partials) != (count := slice_count(m, weight)):
         raise ValueError(f"{m} rows times a weight of {n} x {k} are {count} slices, not {len(partials)}")
+    if delta is None and multiplied_by_copies(x, weight, partials, splits=count, pdl=pdl):
+        return
     tile = _tile(m, weight.shape, x.element_size(), x.device, form_of(weight), gate=False, splits=count)
-    _launch(
-        x, weight, tile, out=None, bias=None, partials=partials, counters=None, gate=None, delta=delta, pdl=pdl
-    )  # fmt: skip
+    _launch(x, weight, tile, out=None, bias=None, partials=partials, counters=None, gate=None, delta=delta, pdl=pdl)  # fmt: skip
 
 
 def widened(weight: Tensor | StoredWeight, scratch: Tensor) -> Tensor:

@@ -1,16 +1,15 @@
 """The tile of each product: the best measured ones of an H200, and rules that extend them to other shapes.
 
-Measured with forerunners of these kernels, at M = 64 with bulk loads of the weight (TMA) in the wide products; bfloat16, in
-chains of kernels with programmatic dependent launch, weights not in the L2 cache; in percent of the 4.62 TB/s that the
-device can read:
+Measured with forerunners of these kernels; bfloat16, in chains of kernels with programmatic dependent launch, weights not in the L2
+cache; in percent of the 4.62 TB/s that the device can read:
 
-| product (N x K)          | M = 1                 | M = 16                      | M = 64                 |
-|--------------------------|-----------------------|-----------------------------|------------------------|
-| qkv 3072 x 2048          | 2 rows, 1-2 warps 69% | 64 x 512, 4 splits          | 64 x 128, 5 stages 41% |
-| o 2048 x 2048            | 2 rows, 2 warps 61%   | 64 x 512, 4 splits 46%      | 64 x 128, splits 28%   |
-| gate and up 16384 x 2048 | 4 rows, 4-8 warps 89% | 64 x 128, 4 stages 83%      | 128 x 64, 6 stages 78% |
-| down 2048 x 8192         | 4 rows, 8 warps 75%   | 64 x 128, 4 to 8 splits 61% | 64 x 128, 4 splits 56% |
-| head 128256 x 2048       | 2 rows, 4 warps 97%   | 64 x 128, 4 stages 91%      | 64 x 64, 6 stages 84%  |
+| product (N x K)          | M = 1                 | M = 16                      |
+|--------------------------|-----------------------|-----------------------------|
+| qkv 3072 x 2048          | 2 rows, 1-2 warps 69% | 64 x 512, 4 splits          |
+| o 2048 x 2048            | 2 rows, 2 warps 61%   | 64 x 512, 4 splits 46%      |
+| gate and up 16384 x 2048 | 4 rows, 4-8 warps 89% | 64 x 128, 4 stages 83%      |
+| down 2048 x 8192         | 4 rows, 8 warps 75%   | 64 x 128, 4 to 8 splits 61% |
+| head 128256 x 2048       | 2 rows, 4 warps 97%   | 64 x 128, 4 stages 91%      |
 
 One row of x is best served by one row of the weight in `down` (82%), but in a whole decode step by four.
 What carries over is how many bytes a thread has in flight, and that about one tile per multiprocessor is needed to keep
@@ -40,6 +39,8 @@ ROOM = 225 * 1024
 """Bytes of shared memory of one of them."""
 READ, LATENCY = 4.0e6, 2.4
 """Bytes that an H200 reads in a microsecond, and the microseconds for which it must have so many in flight."""
+FETCHED = 55e3
+"""Bytes that the copy engine brings to one of its multiprocessors in a microsecond."""
 JOINING = 2.5
 """Microseconds that the last program of a tile needs to add up the slices."""
 WHOLE = (256, 512)
@@ -142,7 +143,7 @@ def split_count(m: int, n: int, k: int, *, form: Form = PLAIN) -> int:
         return straight
     if form is not PLAIN:
         return _doubled(n, k, 4 * BUSY if m <= 32 and k > 2 * n else 2 * BUSY)
-    return _slices(padded(m), n, k, 0.0)
+    return _copied_slices(padded(m), n, k)
 
 
 def _straight_splits(n: int, k: int) -> int:
@@ -159,8 +160,20 @@ def _doubled(n: int, k: int, goal: int) -> int:
     return slices
 
 
-def _slices(bm: int, n: int, k: int, joining: float) -> int:
-    """The cheapest number of slices; to add them up in the same kernel takes `joining` microseconds.
+def _copied_slices(bm: int, n: int, k: int) -> int:
+    """The cheapest number of slices of a product whose weight the copy engine fetches, one program to a multiprocessor."""
+
+    def cost(splits: int) -> float:
+        """Microseconds of an H200: all reads or those of the busiest multiprocessor, the beginnings of its programs, and partial sums."""
+        rounds = triton.cdiv(triton.cdiv(n, 64) * splits, MULTIPROCESSORS)
+        slice_ = triton.cdiv(k, 128 * splits) * 128
+        return max(n * k * 2 / READ, rounds * 64 * slice_ * 2 / FETCHED) + rounds + splits * bm * n * 4 / 1e6
+
+    return min((each for each in range(1, 9) if k >= 256 * each), key=cost, default=1)
+
+
+def _slices(bm: int, n: int, k: int) -> int:
+    """The cheapest number of slices of a product that adds them up itself.
 
     Slices of one step come first: they cost no loop.
     """
@@ -176,7 +189,7 @@ def _slices(bm: int, n: int, k: int, joining: float) -> int:
         stages = min(8, ROOM // (programs * (64 + bm) * 128 * 2))
         flying = programs * max(1, stages - 1) * 64 * 128 * 2
         reading = rounds * 64 * slice_ * 2 / min(READ / MULTIPROCESSORS, flying / LATENCY)
-        return reading + splits * bm * n * 4 / 1e6 + (joining if splits > 1 else 0.0)
+        return reading + splits * bm * n * 4 / 1e6 + (JOINING if splits > 1 else 0.0)
 
     return min((each for each in range(1, 9) if k >= 256 * each), key=cost, default=1)
 
@@ -218,7 +231,7 @@ def skinny_tile(
         early = packed and bm == 64 and itemsize == 2 and k % (tile.bk * splits) == 0
         return tile._replace(ahead=int(early))
     if splits is None:
-        splits = _slices(bm, n, k, JOINING) if bm <= 64 and n < WIDE and not gate else 1
+        splits = _slices(bm, n, k) if bm <= 64 and n < WIDE and not gate else 1
     bn, bk, stages = _shape(bm, n, k // splits, splits, itemsize, gate=gate)
     if itemsize == 4:
         bk = min(bk, 32)
@@ -228,6 +241,27 @@ def skinny_tile(
     ahead = AHEAD if itemsize < 4 and k % (bk * splits) == 0 else 0
     ahead = min(ahead, k // (bk * splits))
     return SkinnyTile(bm, bn, bk, splits, stages, ahead, "evict_first" if n >= WIDE else "")
+
+
+class CopiedTile(NamedTuple):
+    """`bm` rows of x times `bn` rows of a plain weight, `bk` elements of K a step, by the copy engine with room for `stages` steps."""
+
+    bm: int
+    bn: int
+    bk: int
+    stages: int
+
+
+@cache
+def copied_tile(m: int, n: int, k: int, *, gate: bool, splits: int, room: int) -> CopiedTile | None:
+    """The tile of a product for which the copy engine fetches; None for a head, for few programs, and of up to 32 rows in one slice, since what comes next begins beside a smaller program."""
+    bm, (bn, bk) = padded(m), (128, 64) if gate else (64, 128)
+    few = triton.cdiv(n, bn) * splits < MULTIPROCESSORS // 3
+    if n >= WIDE or k % 128 or n % 16 or few or (bm <= 32 and splits == 1):
+        return None
+    # A multiprocessor's memory for one program, or for as many of a gate as let all of them begin at once.
+    beside = min(3, triton.cdiv(triton.cdiv(n, bn), MULTIPROCESSORS)) if gate else 1
+    return CopiedTile(bm, bn, bk, room // (beside * (bn + bm) * bk * 2))
 
 
 def _stored_tile(
@@ -261,8 +295,6 @@ def _shape(bm: int, n: int, slice_: int, splits: int, itemsize: int, *, gate: bo
         return 32, 32, 2
     if bm <= 32 and slice_ in WHOLE:
         return 64, slice_, 1
-    if bm == 64 and gate and n >= 96 * 128:
-        return (128, 64, 6) if _idle(n, 128) <= _idle(n, 64) else (64, 128, 7)
     if bm == 128 or (bm == 64 and n >= WIDE):
         return 64, 64, 6
     programs = triton.cdiv(n, 64) * splits
@@ -272,9 +304,3 @@ def _shape(bm: int, n: int, slice_: int, splits: int, itemsize: int, *, gate: bo
         return 64, 128, {1: 8, 2: 4, 3: 3}[beside]
     beside = min(3, triton.cdiv(programs, MULTIPROCESSORS))
     return 64, 128, min(8 if bm == 16 else 5, ROOM // (beside * (64 + bm) * 128 * itemsize))
-
-
-def _idle(n: int, rows: int) -> float:
-    """Programs of this many rows that would fit beside those of the weight, of each, while the last ones run."""
-    tiles = triton.cdiv(n, rows)
-    return -tiles % BUSY / tiles

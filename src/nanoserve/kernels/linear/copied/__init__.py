@@ -1,0 +1,1 @@
+"""Products whose weight the copy engine of Hopper fetches."""
