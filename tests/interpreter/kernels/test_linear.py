@@ -310,8 +310,14 @@ def test_a_tile_that_the_copy_engine_fetches_fits_and_programs_of_a_gate_begin_a
             else:
                 assert m <= 32
                 assert splits == 1
-    for n, k in ((128256, 4096), (6144, 4000), (6136, 4096), (512, 4096)):
-        assert copied_tile(64, n, k, gate=False, splits=1, room=room) is None
+    for m, n, k in (
+        (129, 6144, 4096),
+        (64, 128256, 4096),
+        (64, 6144, 4000),
+        (64, 6136, 4096),
+        (64, 512, 4096),
+    ):
+        assert copied_tile(m, n, k, gate=False, splits=1, room=room) is None
 
 
 def test_programs_that_would_not_all_run_at_once_take_less_memory_each() -> None:
