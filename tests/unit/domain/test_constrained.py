@@ -11,6 +11,7 @@ import pytest
 
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
+from nanoserve.domain.sequence import Sequence as EngineSequence
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, Filled, MaskBlock, Masks, Matcher
 from nanoserve.ports.request import FinishReason
@@ -265,3 +266,19 @@ def test_an_engine_whose_runner_cannot_draw_late_refuses() -> None:
     request = attrs.evolve(world().add("r", [1], eos=EOS), constraint=constraint("1"))
     with pytest.raises(BadValueError, match="this engine cannot"):
         engine.add(request)
+
+
+def test_rows_are_looked_at_for_their_ends_only_where_they_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once behind the prompt, and once at its last token."""
+    looks, look = list[int](), EngineSequence.stop_reason
+
+    def noted(sequence: EngineSequence, token: int) -> FinishReason | None:
+        looks.append(token)
+        return look(sequence, token)
+
+    monkeypatch.setattr(EngineSequence, "stop_reason", noted)
+    found = world(depth=2)
+    for number in range(3):
+        found.add(f"r{number}", [number + 1], eos=EOS, constraint=constraint(LANGUAGES[4]), max_tokens=8)
+    found.run()
+    assert sorted(looks) == [11] * 3 + [18] * 3

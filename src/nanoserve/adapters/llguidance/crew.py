@@ -93,7 +93,7 @@ class Worker:
 
     def __init__(self, crew: Crew, index: int, ends: Ends, seats: Seats) -> None:
         self.crew, self.index, self.seats = crew, index, seats
-        self.queue, self.freed = array.array("i"), deque[tuple[int, int, int]]()
+        self.queue, self.freed = list[int](), deque[tuple[int, int, int]]()
         self._unsent: deque[array.array[int]] = deque()
         self._commands, *self._compiles = ends
         self._locks, self._hearing = (threading.Lock(), threading.Lock()), threading.Lock()
@@ -113,10 +113,12 @@ class Worker:
 
     def send(self) -> None:
         """Send what it is to be told, as far as there is room; that one stands still, or has ended, shows elsewhere."""
+        if not (self.queue or self.freed or self._unsent):
+            return
         self._drain()
         if self.queue:
-            self._unsent.append(self.queue)
-            self.queue = array.array("i")
+            self._unsent.append(array.array("i", self.queue))
+            self.queue = []
         with contextlib.suppress(OSError):
             while self._unsent:
                 self._commands.send(self._unsent[0], socket.MSG_DONTWAIT)

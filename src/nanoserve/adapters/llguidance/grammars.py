@@ -124,11 +124,12 @@ class LLGrammars:
             full = self.living.total() >= LIVING_BYTES
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
+        command = Say.TOKENS
         for answer, token in cast("Sequence[tuple[Answer, int]]", tokens):
             answer.said.append(token)
             answer.stamp += 1
             if answer.compiled is not None:
-                answer.compiled.worker.queue.extend((Say.TOKENS, answer.number, 1, token))
+                answer.compiled.worker.queue += (command, answer.number, 1, token)
         self._send()
         return {}
 
@@ -169,7 +170,8 @@ class LLGrammars:
         missing, late, errors, number = _Missing(), set[int](), dict[int, str](), 0
         answers, memory = cast("Sequence[Answer]", matchers), None
         for answer, behind in zip(answers, drafts or itertools.repeat(()), strict=False):
-            if answer.is_open() and (memory := memory or answer.memory) is answer.memory:
+            is_open = answer.compiled is not None and not answer.compiled.worker.crew.is_lost
+            if (is_open or answer.is_open()) and (memory := memory or answer.memory) is answer.memory:
                 missing[number], answer.ahead = answer, len(behind)
                 if behind:
                     answer.asked += 1

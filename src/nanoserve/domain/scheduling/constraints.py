@@ -77,7 +77,6 @@ class Constraints:
     def __init__(self, grammars: Grammars | None = None, drawer: LateDrawing[Any] | None = None) -> None:
         self._grammars = grammars
         self._drawer = drawer
-        self._ngrams = NGramDrafter()
         self.matchers: dict[Sequence, Matcher] = {}
         self.missed: frozenset[Sequence] = frozenset()
         self._free: set[Sequence] = set()
@@ -182,7 +181,7 @@ class Constraints:
         if sequence in self._free or sequence in self._unsure or not sequence.sampling.drafts:
             return ()
         assert self._grammars is not None
-        ngrams, known = self._ngrams, sequence.token_ids
+        ngrams, known = NGramDrafter(), sequence.token_ids
         found = self._grammars.draft(
             matcher, count, lambda forced: ngrams.propose([*known, *forced], count - len(forced))
         )
@@ -254,8 +253,7 @@ class Constraints:
         assert filling is not None
         assert self._drawer is not None
         filled = filling.wait()
-        living = self.matchers
-        numbers = {row: number for number, (row, each) in filling.rows.items() if each in living}
+        numbers = {row: number for number, (row, each) in filling.rows.items() if each in self.matchers}
         drawn = DrawOutcome({}, [])
         empty = self._set_ends(filling, filled) if self._unsure else filled.empty
         for number in sorted({*filled.late, *empty}):
@@ -266,7 +264,7 @@ class Constraints:
                 drawn.late.append(sequence)
             else:
                 drawn.stuck[sequence] = filled.errors.get(number) or "leaves no token to draw"
-        self.late.update((each, living[each]) for each in drawn.late)
+        self.late.update((each, self.matchers[each]) for each in drawn.late)
         self.missed = frozenset([*drawn.late, *flight.sitting_out])
         self._drawer.draw(ticket, Masks(filling.block, numbers, filling.counts))
         return drawn

@@ -44,7 +44,7 @@ class Rounds:
             if sequence.phase is Phase.RUNNING and not len(sequence.token_ids) % self._cache.block_size:
                 self._cache.naming.share(sequence, len(sequence.token_ids))
             sequence.token_ids.append(token)
-        return progress, stopped_by([each[0] for each in progress])
+        return progress, stopped_by(progress)
 
     def forget(self) -> None:
         """No step counts any more."""

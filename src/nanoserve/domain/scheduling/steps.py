@@ -201,14 +201,13 @@ class InFlightStep:
     ) -> tuple[list[Progress], list[Stopped]]:
         """Append the tokens to their sequences; returns the gains, and the sequences that end with them.
 
-        Where a row may have ended since the step was planned, as one has `cut_short_at` it or later, or has `missed` its draw, or is
-        not verified, each is looked at: what was computed for it is dropped.
+        What was computed for a row that has ended since (one has `cut_short_at` this step or later), has `missed` its draw or is not verified is dropped.
         """
         rows, logprobs = self.plan.sampling_rows, result.logprobs
         scores = [logprobs.get(row, NO_SCORE)[0] for row in rows] if logprobs else [None] * len(rows)
         progress = list(zip(self.sampling, result.token_ids, scores, strict=True))
-        decoding = self.decoding
-        if self.chunks or self.plan.masked or decoding.has_unverified or self.plan.step <= cut_short_at:
+        any_may_end = bool(self.chunks) or self.plan.step <= cut_short_at
+        if any_may_end or self.plan.masked or self.decoding.has_unverified:
             progress = [
                 each
                 for each in progress
@@ -216,14 +215,15 @@ class InFlightStep:
             ]
             for sequence, token, _ in progress:
                 sequence.token_ids.append(token)
-            return progress, stopped_by([each[0] for each in progress])
-        for tokens, token in zip(decoding.token_ids, result.token_ids, strict=True):
-            tokens.append(token)
-        nothing_stops = decoding.stop_ids.isdisjoint(result.token_ids)
-        return progress, stopped_by(self.through if nothing_stops else decoding.sequences)
+        else:
+            for tokens, token in zip(self.decoding.token_ids, result.token_ids, strict=True):
+                tokens.append(token)
+        if any_may_end or not self.decoding.stop_ids.isdisjoint(result.token_ids):
+            return progress, stopped_by(progress)
+        through = {*self.through}
+        return progress, stopped_by([each for each in progress if each[0] in through] if through else ())
 
 
-def stopped_by(sequences: Iterable[Sequence]) -> list[Stopped]:
-    """The sequences that end with their newest token."""
-    newest = [(each, each.token_ids[-1]) for each in sequences]
-    return [(each, token, reason) for each, token in newest if (reason := each.stop_reason(token))]
+def stopped_by(progress: Iterable[Progress]) -> list[Stopped]:
+    """The sequences that end with their new token."""
+    return [(each, token, reason) for each, token, _ in progress if (reason := each.stop_reason(token))]
