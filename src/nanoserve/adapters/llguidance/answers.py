@@ -82,15 +82,21 @@ class CompiledGrammar(Pending[Grammar]):
     ends: AbstractSet[int] = frozenset()
 
     def __init__(
-        self, make: Callable[[str, int], Future[Compiled]], loads: list[int], client: str, first: int
+        self,
+        make: Callable[[str, int], Future[Compiled]],
+        gathers: Callable[[], bool],
+        loads: list[int],
+        client: str,
+        first: int,
     ) -> None:
-        self._make, self.loads = make, loads
+        self._make, self._gathers, self.loads = make, gathers, loads
         self.client = client
         self._first = make(client, first)
         self.made = {first: [self._first]}
 
     def done(self) -> bool:
-        return self._first.done()
+        """As in `Pending`; where no client waits for it, once all others are: answers that begin before slow those down, and end no call earlier."""
+        return self._first.done() and (bool(self.client) or not self._gathers())
 
     def result(self) -> CompiledGrammar:
         first = self._first.result()
