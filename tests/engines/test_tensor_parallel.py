@@ -230,14 +230,14 @@ async def test_a_killed_rank_takes_the_group_along_and_loses_no_answer() -> None
         first, [other] = pid_of(engine), others_of(engine)
         whole = [(await read(reply)).ids for reply in ask(engine, 0, stream=True)]
         steps = engine.state.steps if engine.state is not None else 0
-        replies = ask(engine, 1, stream=False)
+        replies = [*ask(engine, 1, stream=False), *ask(engine, 2, stream=True)]
         await until(lambda: engine.state is not None and engine.state.steps > steps)
         os.kill(other, signal.SIGKILL)
         await until_restarted(engine, 1)
         assert not is_alive(first)
         answers = [await read(reply) for reply in replies]
-        assert [answer.error for answer in answers] == [None] * 3
-        assert [answer.ids for answer in answers] == whole
+        assert [answer.error for answer in answers] == [None] * 6
+        assert [answer.ids for answer in answers] == whole * 2
         [other] = others_of(engine)
         os.kill(pid_of(engine), signal.SIGKILL)
         await until(lambda: not is_alive(other))
