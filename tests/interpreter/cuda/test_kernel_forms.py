@@ -28,7 +28,7 @@ from nanoserve.kernels.linear.copied.launch import copied_linear
 from nanoserve.kernels.linear.launch import LinearWorkspace, fp8_linear, row_linear, skinny_linear
 from nanoserve.kernels.heads import HeadTransform, Scoring
 from nanoserve.kernels.paged import PagedCache
-from nanoserve.kernels.paged_attention.launch import prefill_attention, prefill_attention_by_roles
+from nanoserve.kernels.paged_attention.launch import prefill_attention
 from nanoserve.kernels.forms.launch import quantize_rows_into
 from nanoserve.kernels.pointwise.launch import add_partials_into, add_rms_norm_into
 
@@ -80,7 +80,7 @@ def launch_all():
         prefill_attention(halves(4, 128), cache, halves(4, 128), tiles=tiles, scoring=scoring, blocks=blocks)
     for window, block_size, soft_cap in ((None, 16, None), (7, 256, 2.0)):
         wide = PagedCache(halves(2, 1, block_size, 128), halves(2, 1, block_size, 128), some.view(1, 4), window)
-        prefill_attention_by_roles(halves(4, 256), wide, halves(4, 256), tiles=tiles, scoring=Scoring(0.1, soft_cap))
+        prefill_attention(halves(4, 256), wide, halves(4, 256), tiles=tiles, scoring=Scoring(0.1, soft_cap), by_roles=True)
     how = {"batch_rows": some[:1], "lengths": some, "scratch": SplitScratch.create(4, 2, 256, 2, cpu)}
     for head_dim, kept, splits, cap, drafts in ((64, HALF, 1, None, {}), (128, FP8.dtype, 2, 2.0, {}), (256, HALF, 2, None, {"width": 4, "limits": some})):
         pool, width = torch.zeros(2, 1, 16, head_dim, dtype=kept), drafts.get("width", 1)

@@ -368,7 +368,7 @@ def test_blocks_fit_into_the_shared_memory_of_every_gpu(dtype: torch.dtype, capa
             blocks = latent.decode_block(width, dtype, capacity, wgmma=wgmma, programs=programs)
             held = (blocks.rows + max(1, blocks.stages - 1) * blocks.keys) * width * dtype.itemsize
             assert held <= capacity // (2 if blocks.keys == latent.WIDE and programs > 1 else 1), blocks
-    blocks = latent.expanded_block(192, 128, dtype, capacity)
+    blocks = latent.expanded_block(64, 128, 128, dtype, capacity)
     assert (blocks.rows * 192 + blocks.stages * blocks.keys * 320) * dtype.itemsize <= capacity
 
 
@@ -381,7 +381,7 @@ def test_the_sizes_of_blocks() -> None:
         latent.decode_block(2048, torch.bfloat16).keys == latent.decode_block(576, torch.float32).keys == 16
     )
     assert latent.prefill_block(576, torch.bfloat16) == BlockSizes(64, 32, 8, 2)
-    assert latent.expanded_block(192, 128, torch.bfloat16) == BlockSizes(128, 64, 8, 3)
+    assert latent.expanded_block(64, 128, 128, torch.bfloat16) == BlockSizes(128, 64, 8, 3)
     with pytest.raises(ValueError, match="heads of 257 elements"):
         choose_block(257, torch.bfloat16)
 

@@ -69,7 +69,7 @@ def tile_room(device: torch.device) -> int:
 
 
 class SplitScratch(NamedTuple):
-    """Partial sums of every (place, head, split), in this order (see `softmax.py`); kernels in one stream may share it.
+    """Partial sums of every (place, head, split), or of every (query, head) between rounds, in this order (see `softmax.py`); kernels in one stream may share it.
 
     What counts is the product of places and splits, not each of them: a scratch made for 64 places and one split
     serves one place and 64 splits.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import SplitScratch
-from nanoserve.kernels.latent import LatentCache, padded
+from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.latent_attention import launch, reference, tuning
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, expect, scratch
 from nanoserve.kernels.testing_attention import Chunk, LatentHeads, Queries
@@ -131,10 +131,7 @@ class ExpandedCase(NamedTuple):
 
     def blocks(self) -> BlockSizes:
         """As serving chooses them."""
-        nope, rope, value = (
-            padded(each) for each in (self.sizes.nope_dim, self.sizes.rope_dim, self.sizes.value_dim)
-        )
-        return tuning.expanded_block(nope + rope, value, self.queries.tokens.dtype)
+        return tuning.expanded_block(*self.sizes[2:5], self.queries.tokens.dtype)
 
     def exact(self) -> Tensor:
         """Float32, NaN for tokens of no chunk."""
@@ -163,12 +160,9 @@ class ExpandedCase(NamedTuple):
         ends = [(row, start + length) for row, start, length, _ in chosen]
         room = room or sum(end for _, end in ends)
         out, up = self._out(), self.up.flatten(0, 1)
-        sums = launch.ExpandedSums(
-            *(
-                torch.full_like(each, torch.nan, dtype=torch.float32)
-                for each in (out, out[..., 0], out[..., 0])
-            )
-        )
+        sums = SplitScratch.create(len(out), self.sizes.num_heads, self.sizes.value_dim, 1, out.device)
+        for each in sums:
+            each.fill_(torch.nan)
         for spans in tuning.cut_rounds(ends, room, sizes.keys):
             gathered = out.new_full((room, self.sizes.width), torch.nan)
             cut = torch.tensor(spans, dtype=torch.int32, device=out.device)
@@ -178,17 +172,9 @@ class ExpandedCase(NamedTuple):
             # then it is not the kernel whose bits depend on the cuts.
             latents = [each[: self.sizes.latent_dim].clone() for each in gathered]
             expanded = torch.stack([each @ up.T for each in latents]).view(room, self.sizes.num_heads, -1)
-            launch.expanded_attention(
-                self.queries.tokens,
-                expanded,
-                gathered,
-                out,
-                tiles=tiles,
-                spans=cut,
-                sums=sums,
-                scale=self.sizes.scale,
-                blocks=blocks,
-            )
+            what = self.queries.tokens, expanded, gathered, out
+            how: dict[str, Any] = {"tiles": tiles, "spans": cut, "sums": sums, "scale": self.sizes.scale}
+            launch.expanded_attention(*what, **how, blocks=blocks)
         return out
 
     def _out(self) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton
 from torch import Tensor
@@ -127,20 +127,6 @@ def latent_prefill(
 GATHERED_AT_A_TIME = 16
 
 
-class ExpandedSums(NamedTuple):
-    """Sums of a step's queries over earlier rounds, in float32.
-
-    Attributes:
-        accs: [T, num_heads, value_dim], unnormalised sums of values.
-        ms: [T, num_heads], the maximum that the exponents are relative to, in units of log2.
-        ls: [T, num_heads], sums of the exponentials.
-    """
-
-    accs: Tensor
-    ms: Tensor
-    ls: Tensor
-
-
 def gather_entries_into(cache: LatentCache, spans: Tensor, gathered: Tensor, *, longest: int) -> None:
     """Copy the entries of spans out of their blocks.
 
@@ -167,7 +153,7 @@ def expanded_attention(
     *,
     tiles: Tensor,
     spans: Tensor,
-    sums: ExpandedSums,
+    sums: SplitScratch,
     scale: float,
     blocks: BlockSizes | None = None,
 ) -> None:
@@ -185,20 +171,19 @@ def expanded_attention(
         tiles: int32 [tiles, 4], contiguous: chunk, index of the first query in the step, number of queries, position
             of the first query. At most `blocks.rows` queries each.
         spans: as for `gather_entries_into`, one of each chunk, at most; they begin at multiples of `blocks.keys`.
-        sums: of T queries, kept from call to call; written where a tile has keys to come.
+        sums: of every (query, head) over earlier rounds, kept from call to call; written where a tile has keys to come.
         scale: positive, what scores are multiplied with.
         blocks: sizes, by default `expanded_block` for the heads and dtype.
     """
     (_, num_heads, query_dim), value_dim = query.shape, out.shape[2]
     nope_dim = expanded.shape[2] - value_dim
     rope_dim = query_dim - nope_dim
-    rows, keys, warps, stages = blocks or tuning.expanded_block(
-        padded(nope_dim) + padded(rope_dim), padded(value_dim), query.dtype, shared_memory(query.device)
-    )
+    sizes = rope_dim, nope_dim, value_dim, query.dtype, shared_memory(query.device)
+    rows, keys, warps, stages = blocks or tuning.expanded_block(*sizes)
     attend_expanded[num_heads, len(tiles)](
         query_ptr=query, expanded_ptr=expanded, entries_ptr=gathered, out_ptr=out, accs_ptr=sums.accs,
         ms_ptr=sums.ms, ls_ptr=sums.ls, tiles_ptr=tiles, spans_ptr=spans,
-        query_token=query.stride(0), scale=scale * math.log2(math.e),
+        query_token=query.stride(0), scale=scale * LOG2_E,
         NUM_HEADS=num_heads, LATENT=gathered.shape[1] - rope_dim, NOPE=nope_dim, ROPE=rope_dim,
         VALUE=value_dim, PADDED_NOPE=padded(nope_dim), PADDED_ROPE=padded(rope_dim),
         PADDED_VALUE=padded(value_dim), ROWS=rows, KEYS=keys, STAGES=stages, num_warps=warps,

@@ -117,9 +117,10 @@ class Span(NamedTuple):
 
 
 def expanded_block(
-    key: int, value: int, dtype: torch.dtype, shared_memory: int = SHARED_MEMORY
+    rope_dim: int, nope_dim: int, value_dim: int, dtype: torch.dtype, shared_memory: int = SHARED_MEMORY
 ) -> BlockSizes:
-    """The sizes for keys and values of this many elements, padded to powers of two each."""
+    """The sizes for keys and values of these elements, which are padded to powers of two."""
+    key, value = padded(nope_dim) + padded(rope_dim), padded(value_dim)
     blocks = BlockSizes(32, 16, 8, 2) if dtype == torch.float32 else BlockSizes(128, 64, 8, 3)
     room = shared_memory - blocks.rows * key * dtype.itemsize
     stages = room // (blocks.keys * (key + value) * dtype.itemsize)

@@ -17,7 +17,6 @@ from nanoserve.kernels.paged_attention.launch import (
     decode_attention,
     decode_tiling,
     prefill_attention,
-    prefill_attention_by_roles,
     suits_roles,
 )
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, copy_apart
@@ -184,26 +183,21 @@ class PrefillCase(NamedTuple):
         return self.queries.attended(attend)
 
     def tiled(
-        self, blocks: BlockSizes | None = None, chunks: list[Chunk] | None = None, queries: int = 0
+        self,
+        blocks: BlockSizes | None = None,
+        chunks: list[Chunk] | None = None,
+        queries: int = 0,
+        **how: Any,
     ) -> Tensor:
         """All chunks, or others instead, in tiles of at most `queries`; NaN where no tile writes."""
         sizes = blocks or tuning.choose_block(self.heads.head_dim, self.queries.tokens.dtype)
         most = queries or tuning.queries_per_tile(self.heads.num_heads, self.heads.num_kv_heads, sizes)
-        return self._attend(self.queries.tokens, tiles=self.queries.tiles(most, chunks), blocks=blocks)
+        return self._attend(self.queries.tokens, tiles=self.queries.tiles(most, chunks), blocks=blocks, **how)
 
     def newest(self, blocks: BlockSizes | None = None) -> Tensor:
         """The last query of each chunk, as a decoding row."""
         query, rows, lengths = self.queries.newest()
         return self._attend(query, tiles=rows, lengths=lengths, blocks=blocks)
-
-    def by_roles(self) -> Tensor:
-        """As `tiled`, by warps of several roles."""
-        most = tuning.queries_per_tile(self.heads.num_heads, self.heads.num_kv_heads, tuning.ROLES)
-        out = torch.full_like(self.queries.tokens, torch.nan)
-        prefill_attention_by_roles(
-            self.queries.tokens, self.cache, out, tiles=self.queries.tiles(most), scoring=self.scoring
-        )
-        return out
 
     def _attend(self, query: Tensor, **how: Any) -> Tensor:
         out = torch.full_like(query, torch.nan)
@@ -221,7 +215,8 @@ def check_prefill_attention(
     case = PrefillCase.of(inputs, heads, rows or _rows_for(heads, CHUNKS))
     yield from compare_around_poison(str(heads), case.tiled(blocks), case.exact())
     if suits_roles(case.cache, case.scoring.sinks):
-        yield from compare_around_poison(f"{heads}, by roles", case.by_roles(), case.exact())
+        made = case.tiled(tuning.ROLES, by_roles=True)
+        yield from compare_around_poison(f"{heads}, by roles", made, case.exact())
 
 
 def check_bidirectional_attention(

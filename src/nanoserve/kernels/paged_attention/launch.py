@@ -21,14 +21,10 @@ from nanoserve.kernels.device.launch import (
 )
 from nanoserve.kernels.heads import HeadTransform, Scoring
 from nanoserve.kernels.paged import PagedCache
+from nanoserve.kernels.paged_attention import triton_roles as roles
 from nanoserve.kernels.paged_attention import tuning
 from nanoserve.kernels.paged_attention.triton import attend_to_rows
 from nanoserve.kernels.paged_attention.triton_copies import attend_to_rows_by_copies
-from nanoserve.kernels.paged_attention.triton_roles import (
-    CHUNK,
-    SWIZZLED_HEADS,
-    prefill_attention_by_roles_kernel,
-)
 from nanoserve.kernels.paged_attention.triton_tiles import prefill_attention_kernel
 from nanoserve.kernels.paged_attention.tuning import (
     COPIED_VISITS,
@@ -158,7 +154,7 @@ def prefill_attention(
     ends: Tensor | None = None,
     scoring: Scoring,
     blocks: BlockSizes | None = None,
-    by_roles: bool = False,
+    by_roles: bool | None = False,
 ) -> None:
     """Attend with the queries of each tile to all cached tokens of its row up to each query's own, or with `ends` to those behind it, too.
 
@@ -182,27 +178,39 @@ def prefill_attention(
             as well, and of a window those less than this many positions away on either side. Not with `lengths`.
         scoring: how products become weights.
         blocks: sizes, by default `choose_block` for the head size and dtype.
-        by_roles: whether many queries may take `prefill_attention_by_roles` where the cache suits it, with other bits than few have.
+        by_roles: whether by warps of three roles, 1.1 to 1.6 times as fast, with other bits: causal, with a cache that `suits_roles`, contiguous queries, and
+            tiles for the rows of `ROLES`. None for many queries over such a cache.
     """
-    if by_roles and len(query) >= LEAST_BY_ROLES and suits_roles(cache, scoring.sinks):
-        prefill_attention_by_roles(query, cache, out, tiles=tiles, scoring=scoring)
-        return
-    # One program per tile and packed heads; a tile's programs are neighbours, as are the tiles of a row.
     num_kv_heads, block_size, head_dim = cache.keys.shape[1:]
     num_heads = query.shape[1] // head_dim
+    packed = packed_heads(num_heads, num_kv_heads)
+    scale, inner = _scales(scoring)
+    if by_roles is None:
+        by_roles = len(query) >= LEAST_BY_ROLES and suits_roles(cache, scoring.sinks)
+    if by_roles:
+        keys, values = _described_blocks(cache, ROLES.keys)
+        heads = [len(query), num_heads, head_dim], [num_heads * head_dim, head_dim, 1]
+        box = [ROLES.rows // packed, packed, roles.CHUNK.value]
+        queries = TensorDescriptor(query, *heads, box, roles.SWIZZLED_HEADS.value)
+        items = len(tiles) * (num_heads // packed)
+        roles.prefill_attention_by_roles_kernel[(min(items, multiprocessors(query.device)),)](
+            query=queries, keys=keys, values=values, out_ptr=out, tiles_ptr=tiles,
+            tables_ptr=cache.tables, table_stride=cache.tables.stride(0), block_rows=cache.block_stride // head_dim, items=items, scale=scale, inner=inner,
+            NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, WINDOW=cache.window or 0,
+            PACKED=packed, ROWS=ROLES.rows, KEYS=ROLES.keys, STAGES=ROLES.stages, num_warps=ROLES.warps,
+        )  # fmt: skip
+        return
+    # One program per tile and packed heads; a tile's programs are neighbours, as are the tiles of a row.
     if blocks is None:
         room, is_narrow = shared_memory(query.device), cache.scales is not None
         blocks = choose_block(head_dim, query.dtype, room, narrow=is_narrow)
         blocks = blocks if lengths is None else newest_block(blocks)
     rows, keys_per_visit, warps, stages = blocks
-    packed = packed_heads(num_heads, num_kv_heads)
-    scale, inner = _scales(scoring)
     prefill_attention_kernel[(num_heads // packed, tiles.shape[0] * width)](
         query_ptr=query, keys_ptr=cache.keys, values_ptr=cache.values, out_ptr=out, tiles_ptr=tiles,
         lengths_ptr=lengths if lengths is not None else tiles if ends is None else ends, block_tables_ptr=cache.tables, sinks_ptr=scoring.sinks,
         scales_ptr=cache.scales,
-        table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=scale,
-        inner=inner,
+        table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=scale, inner=inner,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         DIM=max(16, next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=cache.window or 0,
         PACKED=packed, ROWS=rows, KEYS=keys_per_visit, STAGES=stages,
@@ -211,7 +219,7 @@ def prefill_attention(
 
 
 def suits_roles(cache: PagedCache, sinks: Tensor | None) -> bool:
-    """True if `prefill_attention_by_roles` can read the cache: on Hopper, in 16 bits, with heads of 128 elements."""
+    """True if warps of three roles can read the cache: on Hopper, in 16 bits, with heads of 128 elements."""
     return (
         cache.keys.dtype.itemsize == 2
         and sinks is None
@@ -235,46 +243,8 @@ def _described_blocks(cache: PagedCache, keys: int) -> tuple[TensorDescriptor, T
     size = cache.keys.dtype.itemsize
     chunk = min(head_dim, 128 // size)
     box, layout = [min(block_size, keys), chunk], NVMMASharedLayout(chunk * size, 8 * size, rank=2)
-    described = (
-        TensorDescriptor(each, [rows, head_dim], [head_dim, 1], box, layout)
-        for each in (cache.keys, cache.values)
-    )
-    return next(described), next(described)
-
-
-def prefill_attention_by_roles(
-    query: Tensor,
-    cache: PagedCache,
-    out: Tensor,
-    *,
-    tiles: Tensor,
-    scoring: Scoring,
-) -> None:
-    """Causal `prefill_attention` with a cache that `suits_roles`, 1.1 to 1.6 times as fast; bits differ from those of other sizes.
-
-    Args:
-        query: [T, num_heads * head_dim], contiguous, rotated, in the dtype of the cache.
-        cache: with the queries' own keys and values already written.
-        out: [T, num_heads * head_dim], written for the queries of the tiles and nowhere else.
-        tiles: as for `prefill_attention`, with `queries_per_tile` of `ROLES`.
-        scoring: how products become weights, without sinks.
-    """
-    num_kv_heads, block_size, head_dim = cache.keys.shape[1:]
-    num_heads = query.shape[1] // head_dim
-    packed = packed_heads(num_heads, num_kv_heads)
-    keys, values = _described_blocks(cache, ROLES.keys)
-    heads = [len(query), num_heads, head_dim], [num_heads * head_dim, head_dim, 1]
-    queries = TensorDescriptor(
-        query, *heads, [ROLES.rows // packed, packed, CHUNK.value], SWIZZLED_HEADS.value
-    )
-    items = len(tiles) * (num_heads // packed)
-    scale, inner = _scales(scoring)
-    prefill_attention_by_roles_kernel[(min(items, multiprocessors(query.device)),)](
-        query=queries, keys=keys, values=values, out_ptr=out, tiles_ptr=tiles, tables_ptr=cache.tables,
-        table_stride=cache.tables.stride(0), block_rows=cache.block_stride // head_dim, items=items, scale=scale, inner=inner,
-        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, WINDOW=cache.window or 0,
-        PACKED=packed, ROWS=ROLES.rows, KEYS=ROLES.keys, STAGES=ROLES.stages, num_warps=ROLES.warps,
-    )  # fmt: skip
+    how = [rows, head_dim], [head_dim, 1], box, layout
+    return TensorDescriptor(cache.keys, *how), TensorDescriptor(cache.values, *how)
 
 
 def _scales(scoring: Scoring) -> tuple[float, float | None]:

@@ -17,6 +17,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from nanoserve.kernels.device import softmax
+
+_weigh = gluon.jit(softmax.weigh.fn)
 CHUNK = gl.constexpr(64)
 """Elements of a head in a row of shared memory: the 128 bytes that the copy engine swizzles."""
 SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
@@ -39,11 +42,10 @@ def _first_seen(position, WINDOW: gl.constexpr):
 
 
 @gluon.jit
-def _fetch(
-    blocks, table_ptr, start, last, head_row, block_rows, full, target,
-    BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr,
-):  # fmt: skip
-    """Let KEYS keys or values of one KV head come to `target` [KEYS, HEAD_DIM]; behind the last visible block, those of block 0 come, whatever they are."""
+def _fetch(blocks, table_ptr, start, last, head_row, block_rows, full, target, BLOCK_SIZE: gl.constexpr):
+    """Let keys or values of one KV head come to `target` [KEYS, HEAD_DIM]; behind the last visible block, those of block 0 come, whatever they are."""
+    KEYS: gl.constexpr = target.shape[0]
+    HEAD_DIM: gl.constexpr = target.shape[1]
     PAGE: gl.constexpr = min(BLOCK_SIZE, KEYS)
     mbarrier.expect(full, KEYS * HEAD_DIM * 2)
     shape: gl.constexpr = [HEAD_DIM // CHUNK, KEYS, CHUNK]
@@ -59,11 +61,15 @@ def _fetch(
 
 @gluon.jit
 def _fetch_tiles(
-    query, keys, values, tiles_ptr, tables_ptr, table_stride, block_rows, items, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr,
-    PACKED: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    query, keys, values, tiles_ptr, tables_ptr, table_stride, block_rows, items, buffers,
+    NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """The role of the warp that fetches."""
+    q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty = buffers
+    ROWS: gl.constexpr = q_s.shape[0]
+    STAGES: gl.constexpr = v_s.shape[0]
+    KEYS: gl.constexpr = v_s.shape[1]
+    HEAD_DIM: gl.constexpr = v_s.shape[2]
     done = 0
     visit = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
@@ -82,18 +88,18 @@ def _fetch_tiles(
             phase = (visit // STAGES & 1) ^ 1
             where = table_ptr, start, last, head_row, block_rows
             mbarrier.wait(k_empty.index(stage), phase)
-            _fetch(keys, *where, k_full.index(stage), k_s.index(stage), BLOCK_SIZE, KEYS, HEAD_DIM)
+            _fetch(keys, *where, k_full.index(stage), k_s.index(stage), BLOCK_SIZE)
             mbarrier.wait(v_empty.index(stage), phase)
-            _fetch(values, *where, v_full.index(stage), v_s.index(stage), BLOCK_SIZE, KEYS, HEAD_DIM)
+            _fetch(values, *where, v_full.index(stage), v_s.index(stage), BLOCK_SIZE)
             visit += 1
         done += 1
 
 
 @gluon.jit
-def _clear_unseen(value, start, first, last, KEYS: gl.constexpr):
+def _clear_unseen(value, start, first, last):
     """Make zero what no query sees of values at positions from `start` on: their weight is zero, but zero times NaN is NaN. Either half of the rows does so by itself."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
-    for part in gl.static_range(KEYS // 16):
+    for part in gl.static_range(value.shape[0] // 16):
         begin = start + 16 * part
         if (begin + 15 > last) | (begin < first):
             slots = value.slice(16 * part, 16)
@@ -105,89 +111,70 @@ def _clear_unseen(value, start, first, last, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def _begin_scores(
-    query,
-    k_s,
-    k_full,
-    visit,
-    HALF: gl.constexpr,
-    KEYS: gl.constexpr,
-    STAGES: gl.constexpr,
-    SCORES: gl.constexpr,
-):
+def _begin_scores(query, k_s, k_full, visit, SCORES: gl.constexpr):
     """Start the products of a visit's keys, once they are there."""
+    STAGES: gl.constexpr = k_s.shape[0]
+    SHAPE: gl.constexpr = [query.shape[0], k_s.shape[1]]
     mbarrier.wait(k_full.index(visit % STAGES), visit // STAGES & 1)
-    nothing = gl.zeros([HALF, KEYS], gl.float32, SCORES)
-    return warpgroup_mma(
-        query, k_s.index(visit % STAGES).permute((1, 0)), nothing, use_acc=False, is_async=True
-    )
+    keys, nothing = k_s.index(visit % STAGES).permute((1, 0)), gl.zeros(SHAPE, gl.float32, SCORES)
+    return warpgroup_mma(query, keys, nothing, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def _weigh(
-    m,
-    l,
-    scores,
-    start,
-    positions,
-    scale,
-    inner,
-    MASKED: gl.constexpr,
-    WINDOW: gl.constexpr,
-    KEYS: gl.constexpr,
-    SCORES: gl.constexpr,
-):
-    """As `device.softmax.weigh`, with the cap and the masks of `triton_tiles.visit_keys`."""
+def _masked(scores, start, positions, inner, MASKED: gl.constexpr, WINDOW: gl.constexpr):
+    """Scores with the cap and the masks of `triton_tiles.visit_keys`."""
     if inner is not None:
         scores = 1.0 - 2.0 / (gl.exp2(scores * inner) + 1.0)
     if MASKED:
-        places = start + gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORES))
+        places = start + gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, scores.type.layout))
         visible = places[None, :] <= positions[:, None]
         if WINDOW > 0:
             visible = visible & (places[None, :] > positions[:, None] - WINDOW)
         scores = gl.where(visible, scores, float("-inf"))
-    m_new = gl.maximum(m, gl.max(scores, 1) * scale)
-    p = gl.exp2(gl.fma(scores, scale, -m_new[:, None]))
-    alpha = gl.exp2(m - m_new)
-    return m_new, gl.fma(l, alpha, gl.sum(p, 1)), p, alpha
+    return scores
 
 
 @gluon.jit
 def _visit_keys(
-    state, query, k_s, v_s, k_full, k_empty, v_full, v_empty, positions, begin, end, first, last, scale, inner,
-    MASKED: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    SCORES: gl.constexpr, SUMS: gl.constexpr, WEIGHTS: gl.constexpr,
+    state, query, buffers, positions, first, last, scale, inner, begin, end,
+    MASKED: gl.constexpr, WINDOW: gl.constexpr, SCORES: gl.constexpr,
 ):  # fmt: skip
     """Fold the keys at positions [begin, end) into the running softmax.
 
     State: m and l of each row, p, the weights of the visit before, whose values have not been added, acc, and the number of the visit.
     """
     m, l, p, acc, visit = state
+    _, k_s, v_s, _, _, k_full, k_empty, v_full, v_empty = buffers
+    STAGES: gl.constexpr = v_s.shape[0]
+    KEYS: gl.constexpr = v_s.shape[1]
     for start in range(begin, end, KEYS):
-        scores = _begin_scores(query, k_s, k_full, visit, HALF, KEYS, STAGES, SCORES)
+        scores = _begin_scores(query, k_s, k_full, visit, SCORES)
         old = (visit - 1) % STAGES
         mbarrier.wait(v_full.index(old), (visit - 1) // STAGES & 1)
         if MASKED:
-            _clear_unseen(v_s.index(old), start - KEYS, first, last, KEYS)
+            _clear_unseen(v_s.index(old), start - KEYS, first, last)
         acc = warpgroup_mma(p, v_s.index(old), acc, is_async=True)
         scores = warpgroup_mma_wait(1, [scores])
         mbarrier.arrive(k_empty.index(visit % STAGES))
-        m, l, p, alpha = _weigh(m, l, scores, start, positions, scale, inner, MASKED, WINDOW, KEYS, SCORES)
+        m, l, weights, alpha = _weigh(m, l, _masked(scores, start, positions, inner, MASKED, WINDOW), scale)
         acc = warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(v_empty.index(old))
-        acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
-        p = gl.convert_layout(p.to(v_s.dtype), WEIGHTS)
+        acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
+        p = gl.convert_layout(weights.to(v_s.dtype), p.type.layout)
         visit += 1
     return m, l, p, acc, visit
 
 
 @gluon.jit
 def _attend_tiles(
-    out_ptr, tiles_ptr, items, scale, inner, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    WHICH: gl.constexpr, NUM_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
-    HALF: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    out_ptr, tiles_ptr, items, scale, inner, buffers, WHICH: gl.constexpr, NUM_HEADS: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr
 ):  # fmt: skip
     """The role of the warps that multiply half WHICH of each tile's rows."""
+    q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty = buffers
+    HALF: gl.constexpr = q_s.shape[0] // 2
+    STAGES: gl.constexpr = v_s.shape[0]
+    KEYS: gl.constexpr = v_s.shape[1]
+    HEAD_DIM: gl.constexpr = v_s.shape[2]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, KEYS, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, HEAD_DIM, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
@@ -204,36 +191,28 @@ def _attend_tiles(
         begin = first // KEYS * KEYS
         seen_by_all = (position + 1) // KEYS * KEYS
         mbarrier.wait(q_full, done & 1)
-        scores = _begin_scores(query, k_s, k_full, visit, HALF, KEYS, STAGES, SCORES)
+        scores = _begin_scores(query, k_s, k_full, visit, SCORES)
         scores = warpgroup_mma_wait(0, [scores])
         mbarrier.arrive(k_empty.index(visit % STAGES))
         m, l = gl.full([HALF], -1.0e30, gl.float32, ROW), gl.zeros([HALF], gl.float32, ROW)
-        m, l, p, _ = _weigh(m, l, scores, begin, positions, scale, inner, True, WINDOW, KEYS, SCORES)
+        m, l, p, _ = _weigh(m, l, _masked(scores, begin, positions, inner, True, WINDOW), scale)
         acc = gl.zeros([HALF, HEAD_DIM], gl.float32, SUMS)
         state = m, l, gl.convert_layout(p.to(v_s.dtype), WEIGHTS), acc, visit + 1
         begin += KEYS
-        buffers = query, k_s, v_s, k_full, k_empty, v_full, v_empty, positions
+        visited = query, buffers, positions, first, last, scale, inner
         if WINDOW > 0:
             # From here on every key is in the window of every query.
             inside = gl.maximum(last - WINDOW + KEYS, 0) // KEYS * KEYS
             inside = gl.minimum(gl.maximum(inside, begin), last + 1)
-            state = _visit_keys(
-                state, *buffers, begin, inside, first, last, scale, inner, True, WINDOW, HALF, KEYS, STAGES,
-                SCORES, SUMS, WEIGHTS,
-            )  # fmt: skip
+            state = _visit_keys(state, *visited, begin, inside, True, WINDOW, SCORES)
             begin = gl.maximum(begin, (inside + KEYS - 1) // KEYS * KEYS)
-        state = _visit_keys(
-            state, *buffers, begin, seen_by_all, first, last, scale, inner, False, WINDOW, HALF, KEYS, STAGES,
-            SCORES, SUMS, WEIGHTS,
-        )  # fmt: skip
-        m, l, p, acc, visit = _visit_keys(
-            state, *buffers, gl.maximum(begin, seen_by_all), last + 1, first, last, scale, inner, True, WINDOW, HALF, KEYS, STAGES,
-            SCORES, SUMS, WEIGHTS,
-        )  # fmt: skip
+        state = _visit_keys(state, *visited, begin, seen_by_all, False, WINDOW, SCORES)
+        begin = gl.maximum(begin, seen_by_all)
+        m, l, p, acc, visit = _visit_keys(state, *visited, begin, last + 1, True, WINDOW, SCORES)
         mbarrier.arrive(q_empty)
         old = (visit - 1) % STAGES
         mbarrier.wait(v_full.index(old), (visit - 1) // STAGES & 1)
-        _clear_unseen(v_s.index(old), last // KEYS * KEYS, first, last, KEYS)
+        _clear_unseen(v_s.index(old), last // KEYS * KEYS, first, last)
         acc = warpgroup_mma(p, v_s.index(old), acc, is_async=True)
         acc = warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(v_empty.index(old))
@@ -272,21 +251,14 @@ def prefill_attention_by_roles_kernel(
     k_full, k_empty = _barriers(STAGES, 1), _barriers(STAGES, 2)
     v_full, v_empty = _barriers(STAGES, 1), _barriers(STAGES, 2)
     fence_async_shared()
-    HALF: gl.constexpr = ROWS // 2
+    buffers = q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty
     gl.warp_specialize(
         [
-            (_attend_tiles, (
-                out_ptr, tiles_ptr, items, scale, inner, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                0, NUM_HEADS, HEAD_DIM, WINDOW, PACKED, HALF, KEYS, STAGES,
-            )),
-            (_attend_tiles, (
-                out_ptr, tiles_ptr, items, scale, inner, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                1, NUM_HEADS, HEAD_DIM, WINDOW, PACKED, HALF, KEYS, STAGES,
-            )),
+            (_attend_tiles, (out_ptr, tiles_ptr, items, scale, inner, buffers, 0, NUM_HEADS, WINDOW, PACKED)),
+            (_attend_tiles, (out_ptr, tiles_ptr, items, scale, inner, buffers, 1, NUM_HEADS, WINDOW, PACKED)),
             (_fetch_tiles, (
-                query, keys, values, tiles_ptr, tables_ptr, table_stride, block_rows, items,
-                q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, PACKED, ROWS, KEYS, STAGES,
+                query, keys, values, tiles_ptr, tables_ptr, table_stride, block_rows, items, buffers,
+                NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE, WINDOW, PACKED,
             )),
         ],
         [4, 1],

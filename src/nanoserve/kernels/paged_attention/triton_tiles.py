@@ -13,20 +13,7 @@ import triton.language as tl
 from nanoserve.kernels.device.kept import scaled, wide_dtype
 from nanoserve.kernels.device.softmax import LOG2_E, add_values, weigh
 from nanoserve.kernels.device.softmax import begin as begin_softmax
-from nanoserve.kernels.device.tiles import load_tile
-
-
-@triton.jit
-def load_slots(slot_ptrs, exists, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
-    """Load [KEYS, DIM] cache entries, zero if nothing exists and behind HEAD_DIM; no mask costs where all is there."""
-    inside = (tl.arange(0, DIM) < HEAD_DIM)[None, :]
-    if MASKED:
-        entries = tl.load(slot_ptrs, mask=exists[:, None] & inside, other=0.0)
-    elif HEAD_DIM < DIM:
-        entries = tl.load(slot_ptrs, mask=inside, other=0.0)
-    else:
-        entries = tl.load(slot_ptrs)
-    return entries
+from nanoserve.kernels.device.tiles import load_part, load_tile
 
 
 @triton.jit
@@ -43,7 +30,6 @@ def visit_keys(
     pipeline with the keys and values, and half as many of those would be under way.
     """
     m, l, acc = state
-    elements = tl.arange(0, DIM)
     upcoming = begin + tl.arange(0, KEYS)
     upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
     for start in tl.range(begin, end, KEYS, num_stages=STAGES):
@@ -51,9 +37,8 @@ def visit_keys(
         slot = upcoming_block.to(tl.int64) * block_stride + (places % BLOCK_SIZE) * HEAD_DIM
         upcoming = places + KEYS
         upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
-        offsets = slot[:, None] + elements[None, :]
         exists = (places >= first_visible) & (places <= last_visible)
-        key = load_slots(keys_ptr + offsets, exists, MASKED, HEAD_DIM, DIM).to(query.dtype)
+        key = load_part(keys_ptr + slot, exists, HEAD_DIM, DIM, MASKED).to(query.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if inner is not None:
             scores = 1.0 - 2.0 / (tl.exp2(scores * inner) + 1.0)
@@ -65,7 +50,7 @@ def visit_keys(
                 visible &= places[None, :] > positions[:, None] - WINDOW
             scores = tl.where(visible, scores, float("-inf"))
         m, l, p, alpha = weigh(m, l, scores, scale)
-        value = load_slots(values_ptr + offsets, exists, MASKED, HEAD_DIM, DIM).to(query.dtype)
+        value = load_part(values_ptr + slot, exists, HEAD_DIM, DIM, MASKED).to(query.dtype)
         acc = add_values(acc, alpha, p, value)
     return m, l, acc
 

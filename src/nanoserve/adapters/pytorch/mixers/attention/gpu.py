@@ -88,8 +88,8 @@ class GpuAttention:
         rope_and_cache(qkv, query, cache, self._transform(part), token_rows=rows, positions=positions)
         tiles = step.plans[self] if step.chosen is None else step.chosen
         if len(tiles):
-            how: dict[str, Any] = {"by_roles": not step.invariant, "scoring": part.scoring}
-            prefill_attention(query, cache, out, tiles=tiles, **how)
+            by_roles = False if step.invariant else None
+            prefill_attention(query, cache, out, tiles=tiles, by_roles=by_roles, scoring=part.scoring)
 
     def _decode(self, part: Attention, qkv: Tensor, out: Tensor, step: GpuStep) -> None:
         cache, transform = self._cache(part), self._transform(part)

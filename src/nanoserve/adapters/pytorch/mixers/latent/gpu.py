@@ -14,7 +14,7 @@ from nanoserve.adapters.pytorch.mixers.latent.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.device.launch import SplitScratch, has_wgmma, shared_memory
-from nanoserve.kernels.latent import LatentCache, padded
+from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.latent_attention import launch, tuning
 from nanoserve.kernels.rope_and_cache.launch import write_latents
 from nanoserve.kernels.tiles import make_tiles
@@ -71,8 +71,8 @@ class GpuLatents:
         entry = tuning.padded_width(spec.latent_dim, spec.rope_dim), facts.dtype, memory
         self._keys = tuning.decode_block(*entry, wgmma=has_wgmma(facts.device)).keys
         self.tile = tuning.queries_per_tile(spec.num_heads, tuning.prefill_block(*entry).rows)
-        key, value = padded(spec.nope_dim) + padded(spec.rope_dim), padded(spec.value_dim)
-        self._expanded = tuning.expanded_block(key, value, facts.dtype, memory)
+        heads = spec.rope_dim, spec.nope_dim, spec.value_dim
+        self._expanded = tuning.expanded_block(*heads, facts.dtype, memory)
         self.ways = 1 if facts.invariant else 2
         rounds = 0 if facts.invariant else MOST_ROUNDS * facts.sizes.max_num_seqs
         tiles = facts.most_tiles(self.tile)
@@ -170,11 +170,8 @@ class GpuLatents:
         tokens, num_heads, _ = heads.shape
         width, expanded_dim = part.latent_dim + part.rope_dim, part.nope_dim + part.value_dim
         sums = tokens * num_heads * part.value_dim * torch.float32.itemsize // self._attended.itemsize
-        kept = launch.ExpandedSums(
-            self._attended[:sums].view(torch.float32).view(tokens, num_heads, part.value_dim),
-            self._tops[: tokens * num_heads].view(tokens, num_heads),
-            self._weights[: tokens * num_heads].view(tokens, num_heads),
-        )
+        accs, results = self._attended[:sums].view(torch.float32), tokens * num_heads
+        kept = SplitScratch(accs.view(results, part.value_dim), self._tops[:results], self._weights[:results])
         for each in rounds:
             gathered = self._gathered[: each.tokens * width].view(each.tokens, width)
             launch.gather_entries_into(self._caches[part.layer], each.spans, gathered, longest=each.longest)
