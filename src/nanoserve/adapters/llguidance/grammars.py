@@ -201,6 +201,7 @@ class LLGrammars:
                 break
             if (made := next(iter(missing.values())).compiled) is None or made.worker.crew.look():
                 break  # other workers are told all again
+            self._send()  # what there was no room for
             time.sleep(0)
         for number in errors:
             block.mask(number)[:] = bytes(block.width)
@@ -247,8 +248,7 @@ class LLGrammars:
     def is_ready(self, matcher: Matcher, /) -> bool:
         assert isinstance(matcher, Answer)
         self._look_after()
-        if not matcher.is_ready and matcher.is_open():
-            assert matcher.compiled is not None
+        if not matcher.is_ready and matcher.is_open() and matcher.compiled is not None:
             matcher.compiled.worker.look()
             self._send()
         return matcher.is_ready or bool(matcher.error)

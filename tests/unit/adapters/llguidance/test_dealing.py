@@ -423,6 +423,22 @@ def test_masks_stay_where_workers_write_them_until_their_answers_go_on_and_other
     assert bytes(mixed.mask(1)) == copies[1] != copies[0]
 
 
+def test_what_a_worker_had_no_room_to_be_told_is_told_while_its_mask_is_waited_for() -> None:
+    grammars = grammars_of(byte_level())
+    answer, worker = compiled(grammars, "regex", "[ab]"), worker_of(grammars)
+    expected = masks_of(grammars, [answer])
+    send, refused = worker._commands.send, iter(range(3))
+
+    def send_or_not(data: Any, flags: int) -> int:
+        if next(refused, None) is not None:
+            raise BlockingIOError
+        return send(data, flags)
+
+    worker._commands = SimpleNamespace(send=send_or_not, recv=worker._commands.recv)  # type: ignore[assignment]
+    assert masks_of(grammars, [compiled(grammars, "regex", "[ab]")]) == expected
+    assert next(refused, None) is None
+
+
 def test_seats_are_taken_again_and_who_finds_none_waits_for_one() -> None:
     grammars = grammars_of(byte_level())
     crowd = [compiled(grammars, "regex", "[ab]+") for _ in range(SEATS)]
