@@ -68,6 +68,9 @@ class Compiled:
         self.worker.freed.append((Say.DROP, self.number, 0))
 
 
+Make = Callable[[str, int], Future[Compiled]]
+
+
 class CompiledGrammar(Pending[Grammar]):
     """A constraint, whom it is made for last, and the workers that make it; fulfils `Grammar` and the `Pending` one.
 
@@ -82,12 +85,7 @@ class CompiledGrammar(Pending[Grammar]):
     ends: AbstractSet[int] = frozenset()
 
     def __init__(
-        self,
-        make: Callable[[str, int], Future[Compiled]],
-        gathers: Callable[[], bool],
-        loads: list[int],
-        client: str,
-        first: int,
+        self, make: Make, gathers: Callable[[], bool], loads: list[int], client: str, first: int
     ) -> None:
         self._make, self._gathers, self.loads = make, gathers, loads
         self.client = client

@@ -285,6 +285,8 @@ def serve(ends: Ends, seats: Seats, compiler: Compiler) -> None:
 
 def _become(index: int, memory: memoryview, settings: Settings, compiler: Compiler, mine: list[int]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != os.getpgrp():
+        return  # the first of them has ended before
     sys.setswitchinterval(SWITCH_SECONDS)
     threading.stack_size(STACK_BYTES)
     commands, compiles, spare = mine
