@@ -140,11 +140,11 @@ async def test_a_killed_engine_is_announced_and_the_log_replays() -> None:
     async with opened() as world:
         viewer = world.view()
         await viewer.is_watching.wait()
-        reply: Any = world.engine.submit(request("lost", (SLOW,), max_tokens=450))
-        lost = asyncio.create_task(read(reply))
+        reply: Any = world.engine.submit(request("interrupted", (SLOW,), max_tokens=450))
+        reading = asyncio.create_task(read(reply))
         await until(lambda: reply.begun and viewer.reader.state.sequences)
         os.kill(pid_of(world.engine), signal.SIGKILL)
-        await lost
+        await reading
         await until(lambda: len(viewer.reader.snapshots) == 2, "a second snapshot")
         await world.answer("after")
         await world.all_told(2)
