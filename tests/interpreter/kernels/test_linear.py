@@ -203,7 +203,7 @@ def test_each_tile_of_an_invariant_product(
     monkeypatch.setattr(launch, "invariant_tile", lambda *_, **__: tile)
     monkeypatch.setattr(launch, "has_wgmma", lambda _: True)
     half = Inputs(device, torch.float16)
-    product = random_product(half, 72, 104, bias=True, added=True)
+    product = random_product(half, 72, 168, bias=True, added=True)
     agree(check_invariant_linear(half, product, 67), TOLERANCE[torch.float16])
 
 
@@ -213,9 +213,9 @@ def test_what_lies_behind_a_products_rows_changes_none_of_their_bits(
 ) -> None:
     monkeypatch.setattr(launch, "has_wgmma", lambda _: True)
     half = Inputs(device, torch.float16)
-    weight, x = random_product(half, 72, 104).weight, half.normal(rows + 1, 104)
+    weight, x = random_product(half, 72, 168).weight, half.normal(rows + 1, 168)
     assert isinstance(weight, torch.Tensor)
-    memory, made, alone = half.poisoned(rows + 40, 104), half.poisoned(rows, 72), half.poisoned(rows, 72)
+    memory, made, alone = half.poisoned(rows + 40, 168), half.poisoned(rows, 72), half.poisoned(rows, 72)
     memory[1 : rows + 1] = x[1:]
     invariant_linear(memory[1 : rows + 1], weight, made)
     invariant_linear(x[1:], weight, alone)
@@ -226,9 +226,18 @@ def test_what_lies_behind_a_products_rows_changes_none_of_their_bits(
 @pytest.mark.gpu
 def test_every_tile_of_an_invariant_product_has_the_same_bits(device: torch.device) -> None:
     half = Inputs(device, torch.bfloat16)
-    product = random_product(half, 4096, 1024)
+    product = random_product(half, 4096, 1024, bias=True)
     assert len(launch.invariant_ways(product.weight, half.normal(1, 1024), 4096)) == len(INVARIANT_TILES)
     agree(check_invariant_linear(half, product, 67), TOLERANCE[torch.bfloat16])
+
+
+@pytest.mark.parametrize(("k", "ways"), [(80, 1), (128, 1), (136, 5)])
+def test_an_invariant_product_of_one_step_has_one_tile(
+    k: int, ways: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "has_wgmma", lambda _: True)
+    half = Inputs(device, torch.bfloat16)
+    assert len(launch.invariant_ways(half.normal(4096, k), half.normal(1, k), 4096)) == ways
 
 
 def test_a_rows_bits_do_not_depend_on_the_batch(inputs: Inputs) -> None:

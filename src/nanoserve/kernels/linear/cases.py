@@ -231,7 +231,8 @@ def check_packed_linear(
 def check_invariant_linear(inputs: Inputs, product: LinearCase, rows: int = 7) -> Iterator[Comparison]:
     """In the form that does not depend on the batch; what is added to the residual stream is added in place."""
     x, weight = inputs.normal(rows, product.weight.shape[1]), product.weight
-    parts = _results(inputs, product, product.formula(x, gate=False))
+    wanted = product.formula(x, gate=False)
+    parts, before = _results(inputs, product, wanted), inputs.normal_like(wanted)
     if form_of(weight) is not PLAIN:
         wide = widened(weight, inputs.poisoned(weight.shape.numel()))
         yield Comparison(f"widened {product.name}", wide, weight.float().to(inputs.dtype), exact=True)
@@ -239,10 +240,10 @@ def check_invariant_linear(inputs: Inputs, product: LinearCase, rows: int = 7) -
     assert isinstance(weight, Tensor)
     yield from inputs.compare(invariant_linear, product.case(rows), x=x, weight=weight, **parts)
     alone, ways = inputs.poisoned(rows, len(weight)), invariant_ways(weight, x, MOST_COMPARED)
-    invariant_linear(x, weight, alone)
+    invariant_linear(x, weight, alone, bias=product.bias, residual=before)
     for count in ways if len(ways) > 1 else ():
         repeats = -(-count // rows)
-        many, bits = (each.repeat(repeats, 1)[:count].contiguous() for each in (x, alone))
+        many, bits, added = (each.repeat(repeats, 1)[:count].contiguous() for each in (x, alone, before))
         made = inputs.poisoned(count, len(weight))
-        invariant_linear(many, weight, made)
+        invariant_linear(many, weight, made, bias=product.bias, residual=added)
         yield Comparison(f"invariant_linear {product.name}, bits of {count} rows", made, bits, exact=True)

@@ -38,6 +38,7 @@ from nanoserve.kernels.linear.tuning import (
 from nanoserve.kernels.linear.tuning_table import TABLE, form_name, fp8_way, measured, packed_way
 from nanoserve.kernels.linear.tuning_tiles import (
     FP8_TILES,
+    fits_blocks,
     fp8_rows,
     invariant_rows,
     invariant_tile,
@@ -263,7 +264,7 @@ def invariant_ways(weight: Tensor | StoredWeight, x: Tensor, most: int) -> tuple
 
 def _is_described(x: Tensor, k: int) -> bool:
     """True if invariant products of rows like x, with weights of `k` columns, have blocks that the copy engine fetches."""
-    return has_wgmma(x.device) and x.dtype != torch.float32 and k * x.element_size() % 16 == 0
+    return has_wgmma(x.device) and fits_blocks(x.dtype, k)
 
 
 def takes_fp8(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeight]:

@@ -39,6 +39,15 @@ of an 8B's products take 4.2 ms a step instead of 5.3, as long as products that 
 """
 
 
+def fits_blocks(dtype: torch.dtype, k: int) -> bool:
+    """True if products over `k` columns can have blocks that a copy engine fetches, and have the same bits in all tiles.
+
+    In a product of one step the compiler lets the sums of some tiles begin with what is added behind those of others.
+    """
+    several_steps = k > max(tile.bk for tile, _ in INVARIANT_TILES)
+    return several_steps and dtype != torch.float32 and k * dtype.itemsize % 16 == 0
+
+
 def invariant_tile(dtype: torch.dtype, rows: int, n: int, *, described: bool) -> InvariantTile:
     """The tile for x [rows, K] times a weight [n, K]. Where blocks are not `described`, there is one for all: its 96 KiB of shared memory fit into each device from 8.0 on."""
     if dtype == torch.float32:
