@@ -84,17 +84,14 @@ class CompiledGrammar(Pending[Grammar]):
     size, seconds = 0, 0.0
     ends: AbstractSet[int] = frozenset()
 
-    def __init__(
-        self, make: Make, gathers: Callable[[], bool], loads: list[int], client: str, first: int
-    ) -> None:
-        self._make, self._gathers, self.loads = make, gathers, loads
+    def __init__(self, make: Make, loads: list[int], client: str, first: int) -> None:
+        self._make, self.loads = make, loads
         self.client = client
         self._first = make(client, first)
         self.made = {first: [self._first]}
 
     def done(self) -> bool:
-        """As in `Pending`; where no client waits for it, once all others are: answers that begin before slow those down, and end no call earlier."""
-        return self._first.done() and (bool(self.client) or not self._gathers())
+        return self._first.done()
 
     def result(self) -> CompiledGrammar:
         first = self._first.result()

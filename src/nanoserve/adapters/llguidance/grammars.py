@@ -106,19 +106,14 @@ class LLGrammars:
         key = attrs.evolve(constraint, after=())
         found = self._cache.get(key)
         if found is None or found.is_void:
-            us = weakref.proxy(self)
-            ours = functools.partial(LLGrammars._order, us, key), functools.partial(LLGrammars._gathers, us)
-            found = self._cache[key] = CompiledGrammar(*ours, self.loads, client, next(self._next))
+            make = functools.partial(LLGrammars._order, weakref.proxy(self), key)
+            found = self._cache[key] = CompiledGrammar(make, self.loads, client, next(self._next))
         found.client = client
         self._cache.move_to_end(key)
         before, found.size = found.size, _bytes_of(key) * sum(map(len, found.made.values()))
         self._cached_bytes += found.size - before
         self._make_room(1)
         return found
-
-    def _gathers(self) -> bool:
-        """True while some are compiled for which there is room."""
-        return any(not each.done() for each in self._compiling) and self.living.total() < LIVING_BYTES
 
     def _make_room(self, fewest: int) -> None:
         """Forget the oldest of what is cached; whoever waits for it or uses it has it still."""

@@ -105,29 +105,6 @@ def test_a_compile_that_is_cancelled_before_it_begins_is_not_done_and_begun_anew
     assert grammars.counts().compiles == 1
 
 
-def test_what_no_client_waits_for_is_there_once_all_of_it_is_or_there_is_no_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    grammars, may, ask = grammars_of(byte_level(), workers=3), threading.Event(), Worker.ask
-
-    def ask_late(worker: Worker, number: int, constraint: Constraint, **how: bool) -> Any:
-        assert constraint.text != "b" or may.wait(PATIENCE)
-        return ask(worker, number, constraint, **how)
-
-    monkeypatch.setattr(Worker, "ask", ask_late)
-    first, last = (grammars.compile(Constraint("regex", each)) for each in "ab")
-    asked = grammars.compile(Constraint("regex", "c"), client="x")
-    wait_until(asked.done)
-    wait_until(first._first.done)
-    assert not first.done()
-    with monkeypatch.context() as patched:
-        patched.setattr(page, "LIVING_BYTES", 0)
-        assert first.done()
-    may.set()
-    wait_until(last.done)
-    assert first.done()
-
-
 def test_a_burst_waits_for_the_first_worker_and_is_spread_over_all() -> None:
     grammars = grammars_of(byte_level(), workers=4)
     pending = [grammars.compile(Constraint("regex", "[ab]*")) for _ in range(64)]
