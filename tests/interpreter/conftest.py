@@ -46,7 +46,7 @@ def _few_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not ON_GPU and request.path.parent.name != "kernels":
             patch.setattr("nanoserve.kernels.linear.launch.row_tile", _more_rows(row_tile))
-            patch.setattr("nanoserve.kernels.experts.launch.gate_up_row_tile", _more_rows(gate_up_row_tile))
+            patch.setattr("nanoserve.kernels.experts.tuning.gate_up_row_tile", _more_rows(gate_up_row_tile))
         yield
 
 

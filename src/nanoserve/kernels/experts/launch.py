@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import described_blocks, launch_options, shared_memory, supports_pdl
+from nanoserve.kernels.experts import tuning
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.experts.stored.triton import stored_listed_kernel, stored_row_down_kernel
 from nanoserve.kernels.experts.triton import (
@@ -20,18 +21,6 @@ from nanoserve.kernels.experts.triton import (
     row_gate_up_kernel,
 )
 from nanoserve.kernels.experts.triton_choice import choose_kernel
-from nanoserve.kernels.experts.tuning import (
-    FEWEST,
-    MOST_PROGRAMS,
-    ListTile,
-    down_row_tile,
-    gate_up_row_tile,
-    list_tile,
-    most_tiles,
-    sorting,
-    stored_down_tile,
-    stored_gate_up_tile,
-)
 from nanoserve.kernels.forms import PLAIN, StoredWeight, form_of, row_arguments, step_arguments
 from nanoserve.kernels.forms.launch import quantize_rows_into
 
@@ -72,8 +61,8 @@ class ExpertsWorkspace(NamedTuple):
             inner=empty(pairs * size, dtype),
             rounded=(empty(numbers, torch.float8_e4m3fn), empty(scales, torch.float32)),
             order=empty(pairs),
-            counts=empty(MOST_PROGRAMS * triton.next_power_of_2(experts)),
-            tiles=empty(3 * most_tiles(pairs, experts, FEWEST)),
+            counts=empty(tuning.MOST_PROGRAMS * triton.next_power_of_2(experts)),
+            tiles=empty(3 * tuning.most_tiles(pairs, experts, tuning.FEWEST)),
         )
 
 
@@ -157,18 +146,22 @@ def feed_rows(
         "N": hidden, "K": size, "ANEW": anew,
     }  # fmt: skip
     form, itemsize = form_of(experts.gate_up), x.element_size()
-    tile = gate_up_row_tile(hidden, itemsize) if form is PLAIN else stored_gate_up_tile(hidden, form)
+    tile = (
+        tuning.gate_up_row_tile(hidden, itemsize)
+        if form is PLAIN
+        else tuning.stored_gate_up_tile(hidden, form)
+    )
     row_gate_up_kernel[(tokens * slots, triton.cdiv(2 * size, tile.rows))](
         **enter, **common, **row_arguments(experts.gate_up, tile.chunk), ROWS=tile.rows, CHUNK=tile.chunk, num_warps=tile.warps
     )  # fmt: skip
     if form is not PLAIN:
-        tile, at_once = stored_down_tile(size, slots, form)
+        tile, at_once = tuning.stored_down_tile(size, slots, form)
         stored_row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
             **leave, **common, **row_arguments(experts.down, tile.chunk), ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=at_once,
             num_warps=tile.warps,
         )  # fmt: skip
         return
-    warps, chunk = down_row_tile(size, slots, itemsize)
+    warps, chunk = tuning.down_row_tile(size, slots, itemsize)
     padded = triton.next_power_of_2(slots)
     row_down_kernel[(tokens, hidden)](
         **leave, **common, weight_ptr=experts.down, PADDED_SLOTS=padded, CHUNK=chunk, num_warps=warps
@@ -225,9 +218,9 @@ def _round(x: Tensor, workspace: ExpertsWorkspace, *, pdl: bool) -> tuple[Tensor
 
 def _tile(
     experts: Experts, tokens: int, slots: int, itemsize: int, *, room: int, invariant: bool
-) -> ListTile:
+) -> tuning.ListTile:
     count, form = len(experts.down) + experts.others, form_of(experts.gate_up)
-    return list_tile(tokens, slots, count, itemsize, form, room=room, invariant=invariant)
+    return tuning.list_tile(tokens, slots, count, itemsize, form, room=room, invariant=invariant)
 
 
 def lists_round(experts: Experts, x: Tensor, slots: int, *, invariant: bool) -> bool:
@@ -258,7 +251,7 @@ def list_ways(
     count, room = experts.down.shape[0], shared_memory(device)
 
     def way(tokens: int) -> tuple[object, ...]:
-        how = sorting(tokens * slots, count)
+        how = tuning.sorting(tokens * slots, count)
         tile = _tile(experts, tokens, slots, dtype.itemsize, room=room, invariant=invariant)
         return tile, how.programs, how.all
 
@@ -292,7 +285,7 @@ def list_pairs(
         How many tiles there may be: the grid, which is the same whatever is chosen.
     """
     pairs = chosen.numel()
-    how, num_tiles = sorting(pairs, experts), most_tiles(pairs, experts, bm)
+    how, num_tiles = tuning.sorting(pairs, experts), tuning.most_tiles(pairs, experts, bm)
     padded, options = triton.next_power_of_2(experts), launch_options(pdl)
     if not how.all:
         count_pairs_kernel[(how.programs,)](
@@ -317,7 +310,7 @@ def _multiply(
     bias: Tensor | None,
     out: Tensor,
     *,
-    tile: ListTile,
+    tile: tuning.ListTile,
     num_tiles: int,
     chosen: Chosen,
     workspace: ExpertsWorkspace,

@@ -9,16 +9,8 @@ from torch import Tensor
 
 from nanoserve.kernels.device.launch import launch_options
 from nanoserve.kernels.gates import Activation
+from nanoserve.kernels.linear.low_rank import tuning
 from nanoserve.kernels.linear.low_rank.triton import expand_kernel, shrink_kernel
-from nanoserve.kernels.linear.low_rank.tuning import (
-    FEW,
-    MOST_PROGRAMS,
-    PADDING,
-    UNIT,
-    WARPS,
-    expand_tile,
-    shrink_step,
-)
 
 
 class Adapters(NamedTuple):
@@ -102,17 +94,17 @@ def shrink(x: Tensor, delta: Delta, *, norm_weight: Tensor | None = None, pdl: b
     """
     (numbers, _, items, order, _), product, shrunk = delta.adapters, delta.product, delta.shrunk
     splits, tokens, width = shrunk.shape
-    k, tile = x.shape[1], 1 if tokens == 1 and not delta.invariant else UNIT
-    step = shrink_step(tokens, k, splits, x.element_size(), invariant=delta.invariant)
-    side, most = len(product.ends) * splits, len(items) - PADDING
-    beside = min(most, max(1, MOST_PROGRAMS * (1 + (1 < tokens <= FEW)) // side))
+    k, tile = x.shape[1], 1 if tokens == 1 and not delta.invariant else tuning.UNIT
+    step = tuning.shrink_step(tokens, k, splits, x.element_size(), invariant=delta.invariant)
+    side, most = len(product.ends) * splits, len(items) - tuning.PADDING
+    beside = min(most, max(1, tuning.MOST_PROGRAMS * (1 + (1 < tokens <= tuning.FEW)) // side))
     shrink_kernel[(side, beside)](
         x_ptr=x, x_stride=x.stride(0), norm_ptr=norm_weight,
         numbers_ptr=numbers, slot_stride=numbers.stride(0), items_ptr=items, order_ptr=order,
         shrunk_ptr=shrunk, start_a=product.start_a, split_stride=shrunk.stride(0),
         ready_ptr=delta.ready if tokens > 1 else None,
         K=k, WIDTH=width, RANK=delta.rank, TILE=tile, STEP=step, STEPS=triton.cdiv(k, splits * step),
-        SPLITS=splits, SEVERAL=beside < most, WARPS=WARPS, PDL=pdl, num_warps=WARPS, **launch_options(pdl),
+        SPLITS=splits, SEVERAL=beside < most, WARPS=tuning.WARPS, PDL=pdl, num_warps=tuning.WARPS, **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -139,7 +131,7 @@ def expand_into(delta: Delta, out: Tensor, gate: Gate | None = None, *, pdl: boo
 
 def _expand(delta: Delta, product: Tensor | None, out: Tensor, sizes: dict[str, Any], *, pdl: bool) -> None:
     (numbers, _, items, order, _), place, shrunk = delta.adapters, delta.product, delta.shrunk
-    tile = expand_tile(sizes["N"], numbers.element_size(), beside=product is None)
+    tile = tuning.expand_tile(sizes["N"], numbers.element_size(), beside=product is None)
     expand_kernel[(tile.programs,)](
         numbers_ptr=numbers, slot_stride=numbers.stride(0), items_ptr=items, order_ptr=order,
         shrunk=(shrunk, shrunk.stride(0)), start_b=place.start_b, product_ptr=product,
