@@ -26,6 +26,10 @@ class BlockSizes(NamedTuple):
     stages: int
 
 
+ROLES: Final = BlockSizes(128, 128, 4, 2)
+"""Sizes of programs whose warps have three roles, with heads of 128 elements: as many rows as others, so that both take the same tiles."""
+
+
 def make_tiles(chunks: Sequence[tuple[int, int, int, int]], queries: int) -> list[tuple[int, int, int, int]]:
     """Cut prefill chunks into the tiles that attention of prompts takes.
 

@@ -21,6 +21,8 @@ from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.paged_attention.launch import decode_attention
 from nanoserve.kernels.paged_attention.tuning import Tiling, copied_sizes
 from nanoserve.kernels.copies.launch import embed_tokens
+from nanoserve.kernels.latent_attention.launch import expanded_attention
+from nanoserve.kernels.tiles import ROLES
 from nanoserve.kernels.pointwise.launch import gated_activation_into
 from nanoserve.kernels.forms import FP8, Int4, StoredWeight
 from nanoserve.kernels.linear import tuning
@@ -81,6 +83,9 @@ def launch_all():
     for window, block_size, soft_cap in ((None, 16, None), (7, 256, 2.0)):
         wide = PagedCache(halves(2, 1, block_size, 128), halves(2, 1, block_size, 128), some.view(1, 4), window)
         prefill_attention(halves(4, 256), wide, halves(4, 256), tiles=tiles, scoring=Scoring(0.1, soft_cap), by_roles=True)
+    sums = SplitScratch.create(4, 2, 128, 1, cpu)
+    keys = halves(4, 2, 256), halves(4, 576), halves(4, 2, 128)
+    expanded_attention(halves(4, 2, 192), *keys, tiles=tiles, spans=tiles, sums=sums, scale=0.1, blocks=ROLES)
     how = {"batch_rows": some[:1], "lengths": some, "scratch": SplitScratch.create(4, 2, 256, 2, cpu)}
     for head_dim, kept, splits, cap, drafts in ((64, HALF, 1, None, {}), (128, FP8.dtype, 2, 2.0, {}), (256, HALF, 2, None, {"width": 4, "limits": some})):
         pool, width = torch.zeros(2, 1, 16, head_dim, dtype=kept), drafts.get("width", 1)
@@ -128,9 +133,9 @@ def test_penalties_behind_however_many_drafts_or_verified_tokens_are_one_kernel(
 
 
 def test_every_form_of_a_kernel_compiles(tmp_path: pathlib.Path) -> None:
-    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + (3 + 1) + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3 + 2 + (
-        3 + 2
-    )
+    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + (3 + 1) + 2 + (
+        1 + 3
+    ) + 2 + 2 + 2 + 1 + 3 + 3 + 2 + 1 + (3 + 2)
 
 
 def late_kernels(text: str, tmp_path: pathlib.Path) -> object:

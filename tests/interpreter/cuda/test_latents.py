@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from nanoserve.adapters.pytorch.cuda.building import build_runner
+from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.mixers.latent import gpu as latents
+from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.kernels.latent_attention import launch as kernels
 from nanoserve.kernels.latent_attention import tuning
+from nanoserve.kernels.tiles import ROLES
 from nanoserve.ports.sampling import SamplingParams
 from tests.interpreter.gpu.serving import DEVICE, serve
-from tests.served import is_greedy
+from tests.served import Served, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import LATENT, YARN_DEEPSEEK, make_prompt, make_tiny_model
 
 SETTINGS = {**LATENT, "rope_parameters": YARN_DEEPSEEK}
@@ -62,6 +66,39 @@ def test_text_equals_transformers_where_prompts_are_expanded_piece_by_piece(
     texts += served.texts(prompts[2:], [GREEDY] * 2)
     assert max(launches) <= 23, "a row of 51 tokens takes several rounds"
     assert all(is_greedy(tiny.reference, *each) for each in zip(prompts, texts, strict=True))
+
+
+def test_prompts_that_suit_them_are_expanded_for_warps_of_three_roles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their kernel needs a GPU: what is launched here instead are tiles, with the rounds that were cut for it."""
+    seen: list[Any] = []
+    launch = kernels.expanded_attention
+
+    def noted(*what: Any, blocks: Any, **named: Any) -> None:
+        seen.append(blocks)
+        launch(*what, **named)
+
+    monkeypatch.setattr(kernels, "expanded_attention", noted)
+    monkeypatch.setattr(kernels, "suits_roles", lambda *_: True)
+    monkeypatch.setattr(tuning, "is_cheaper", lambda *_, **__: True)
+    monkeypatch.setattr(tuning, "is_for_roles", lambda chunks, *_, **__: sum(chunks[0]) > 20)
+    tiny = make_tiny_model(tmp_path, "deepseek_v3", **SETTINGS)
+    model, runners = tiny.build(device=DEVICE), []
+
+    def make_runner(limits: Limits) -> CudaRunner:
+        runners.append(build_runner(model, limits, enforce_eager=True)[0])
+        return runners[0]
+
+    served = Served(model, make_runner)
+    runners[0].rehearsal.run()
+    assert ROLES in seen, "compiled before requests come"
+    prompts, launched = [make_prompt(30, seed=1), make_prompt(9, seed=2)], []
+    for prompt in prompts:
+        seen.clear()
+        assert is_greedy(tiny.reference, prompt, *served.texts([prompt], [GREEDY]))
+        launched.append({blocks == ROLES for blocks in seen})
+    assert launched == [{True}, {False}]
 
 
 def test_deterministic_serving_has_one_arithmetic_for_all_tokens(tmp_path: Path, launches: list[int]) -> None:

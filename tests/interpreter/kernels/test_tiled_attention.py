@@ -339,6 +339,26 @@ def test_the_form_with_less_arithmetic_is_chosen() -> None:
     assert not latent.is_cheaper([(0, 64), (100_000, 1)], **sizes)
 
 
+@pytest.mark.parametrize(
+    ("chunks", "room", "by_roles"),
+    [
+        pytest.param([(0, 4096)], 8192, True, id="long"),
+        pytest.param([(24_576, 2048)], 8192, True, id="behind-a-long-prefix"),
+        pytest.param([(0, 2048)] * 4, 8192, False, id="short-visits"),
+        pytest.param([(32_768, 512)], 8192, False, id="too-few-tiles"),
+        pytest.param([(32_768, 512)] * 4, 1 << 20, True, id="enough-tiles-together"),
+        pytest.param([(32_768, 512)] * 4, 8192, False, id="too-few-tiles-in-a-round"),
+        pytest.param([(32_768, 2048)], 1024, False, id="short-rounds"),
+        pytest.param([(32_768, 1)] * 16, 1 << 20, False, id="tiles-of-one-query"),
+    ],
+)
+def test_warps_of_three_roles_serve_where_long_tiles_fill_the_machine(
+    chunks: list[tuple[int, int]], room: int, *, by_roles: bool
+) -> None:
+    rounds = latent.cut_rounds([(row, sum(each)) for row, each in enumerate(chunks)], room, 128)
+    assert latent.is_for_roles(chunks, rounds, num_heads=16, multiprocessors=132) == by_roles
+
+
 def test_splits_fill_the_machine_and_bound_the_longest_walk() -> None:
     for batch in (1, 2, 7, 8, 33, 64, 256, 1024):
         for heads in (1, 16, 64, 128):

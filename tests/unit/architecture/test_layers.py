@@ -22,7 +22,6 @@ KERNEL_FILES = {
     "triton_choice",
     "triton_copies",
     "triton_tiles",
-    "triton_roles",
     "tuning_tiles",
     "tuning_table",
     "launch",

@@ -13,7 +13,7 @@ from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.latent_attention import launch, reference, tuning
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, expect, scratch
 from nanoserve.kernels.testing_attention import Chunk, LatentHeads, Queries
-from nanoserve.kernels.tiles import BlockSizes
+from nanoserve.kernels.tiles import ROLES, BlockSizes
 
 CHUNKS: Final = ((0, 3), (58, 12), (0, 1), (0, 33), (15, 2))
 """Position of the first query and number of queries."""
@@ -186,9 +186,11 @@ def check_expanded_attention(inputs: Inputs, sizes: LatentHeads) -> Iterator[Com
     """All chunks at once, and in memory that holds some of the keys."""
     case = ExpandedCase.of(inputs, sizes, EXPANDED_CHUNKS)
     wanted = case.exact()
-    for room in (None, 2 * case.blocks().keys):
-        name = f"room for {room or 'all'} keys, {sizes}"
-        yield from compare_around_poison(name, case.tiled(room=room), wanted)
+    by_roles = launch.suits_roles(sizes[2:5], inputs.dtype, inputs.device)
+    for blocks in (case.blocks(), ROLES)[: 1 + by_roles]:
+        for room in (None, 2 * blocks.keys):
+            name = f"room for {room or 'all'} keys, visits to {blocks.keys}, {sizes}"
+            yield from compare_around_poison(name, case.tiled(blocks, room=room), wanted)
 
 
 def check_head_linear(inputs: Inputs, sizes: LatentHeads, tokens: int) -> Iterator[Comparison]:

@@ -5,10 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from nanoserve.kernels.device.launch import SplitScratch, add_splits, has_wgmma, launch_options, shared_memory
+from nanoserve.kernels.device import roles
+from nanoserve.kernels.device.launch import (
+    SplitScratch,
+    add_splits,
+    has_wgmma,
+    launch_options,
+    multiprocessors,
+    shared_memory,
+)
 from nanoserve.kernels.latent import LatentCache, padded
 from nanoserve.kernels.latent_attention import tuning
 from nanoserve.kernels.latent_attention.triton import (
@@ -17,7 +27,7 @@ from nanoserve.kernels.latent_attention.triton import (
     head_linear_kernel,
 )
 from nanoserve.kernels.latent_attention.triton_tiles import attend_expanded, gather_entries
-from nanoserve.kernels.tiles import BlockSizes
+from nanoserve.kernels.tiles import ROLES, BlockSizes
 
 LOG2_E = math.log2(math.e)
 
@@ -127,6 +137,11 @@ def latent_prefill(
 GATHERED_AT_A_TIME = 16
 
 
+def suits_roles(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> bool:
+    """True if warps of three roles attend to expanded heads of these rope_dim, nope_dim and value_dim: DeepSeek's, in 16 bits, on Hopper."""
+    return sizes == (64, 128, 128) and dtype.itemsize == 2 and has_wgmma(device)
+
+
 def gather_entries_into(cache: LatentCache, spans: Tensor, gathered: Tensor, *, longest: int) -> None:
     """Copy the entries of spans out of their blocks.
 
@@ -173,11 +188,29 @@ def expanded_attention(
         spans: as for `gather_entries_into`, one of each chunk, at most; they begin at multiples of `blocks.keys`.
         sums: of every (query, head) over earlier rounds, kept from call to call; written where a tile has keys to come.
         scale: positive, what scores are multiplied with.
-        blocks: sizes, by default `expanded_block` for the heads and dtype.
+        blocks: sizes, by default `expanded_block` for the heads and dtype; `ROLES` for warps of three roles, which heads must suit. Their bits are
+            others, and depend on the cuts between spans.
     """
     (_, num_heads, query_dim), value_dim = query.shape, out.shape[2]
     nope_dim = expanded.shape[2] - value_dim
     rope_dim = query_dim - nope_dim
+    if blocks == ROLES:
+        heads = expanded.flatten(1)
+        box = [ROLES.keys, roles.CHUNK.value], roles.SWIZZLED.value
+        keys, rotated, values = (
+            TensorDescriptor(each, [*each.shape], [*each.stride()], *box)
+            for each in (heads, gathered[:, -rope_dim:], heads[:, nope_dim:])
+        )
+        box = [ROLES.rows, 1, roles.CHUNK.value], roles.SWIZZLED_HEADS.value
+        queries = TensorDescriptor(query, [*query.shape], [*query.stride()], *box)
+        items = len(tiles) * num_heads
+        roles.prefill_attention_by_roles_kernel[(min(items, multiprocessors(query.device)),)](
+            query=queries, keys=keys, rotated=rotated, values=values, out_ptr=out, accs_ptr=sums.accs, ms_ptr=sums.ms, ls_ptr=sums.ls,
+            tiles_ptr=tiles, tables_ptr=spans, table_stride=spans.stride(0), block_rows=1, items=items, scale=scale * LOG2_E, inner=None,
+            NUM_HEADS=num_heads, NUM_KV_HEADS=num_heads, HEAD_DIM=value_dim, BLOCK_SIZE=2**30, WINDOW=0,
+            PACKED=1, ROWS=ROLES.rows, KEYS=ROLES.keys, STAGES=ROLES.stages, num_warps=ROLES.warps,
+        )  # fmt: skip
+        return
     sizes = rope_dim, nope_dim, value_dim, query.dtype, shared_memory(query.device)
     rows, keys, warps, stages = blocks or tuning.expanded_block(*sizes)
     attend_expanded[num_heads, len(tiles)](

@@ -13,7 +13,7 @@ import torch
 import triton
 
 from nanoserve.kernels.latent import padded
-from nanoserve.kernels.tiles import SHARED_MEMORY, BlockSizes
+from nanoserve.kernels.tiles import ROLES, SHARED_MEMORY, BlockSizes
 
 HEADS: Final = 16
 """Query heads of a decoding program: as many as a matrix product has rows at least."""
@@ -31,6 +31,8 @@ CHUNK: Final = 64
 """Columns of latents in a piece."""
 ALONE: Final = 132
 """Programs up to which each has a multiprocessor of an H100 or H200 to itself, and room for one tile more."""
+LEAST_VISITS: Final = 16
+"""Visits to keys that tiles have in the mean from which warps of three roles serve them: in the first and the last of a tile its products wait for one another."""
 _MARGIN: Final = 10 * 1024
 """Bytes of shared memory for what goes from warp to warp."""
 
@@ -134,9 +136,28 @@ def is_cheaper(
     made = latent_dim * (nope_dim + value_dim)
     tokens = sum(length for _, length in chunks)
     context = sum(start + length for start, length in chunks)
-    pairs = sum(length * start + length * (length + 1) // 2 for start, length in chunks)
+    pairs = _count_pairs(chunks)
     expanded = context * made + pairs * (nope_dim + rope_dim + value_dim)
     return expanded < tokens * made + pairs * (2 * latent_dim + rope_dim)
+
+
+def is_for_roles(
+    chunks: Sequence[tuple[int, int]],
+    rounds: Sequence[Sequence[Span]],
+    *,
+    num_heads: int,
+    multiprocessors: int,
+) -> bool:
+    """True if warps of three roles are no slower for chunks as in `is_cheaper`: tiles with keys fill the multiprocessors in each round, and have LEAST_VISITS in the mean."""
+    tiles = [triton.cdiv(length, ROLES.rows) for _, length in chunks]
+    count = sum(tiles[i] for cut in rounds for i, span in enumerate(cut) if span.begin < span.end)
+    long = _count_pairs(chunks) >= count * ROLES.rows * ROLES.keys * LEAST_VISITS
+    return long and count * num_heads >= len(rounds) * multiprocessors
+
+
+def _count_pairs(chunks: Sequence[tuple[int, int]]) -> int:
+    """Queries and the keys that each sees."""
+    return sum(length * start + length * (length + 1) // 2 for start, length in chunks)
 
 
 def cut_rounds(rows: Sequence[tuple[int, int]], room: int, keys: int) -> list[list[Span]]:

@@ -21,7 +21,7 @@ from nanoserve.kernels.paged_attention.launch import (
 )
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, copy_apart
 from nanoserve.kernels.testing_attention import Chunk, Heads, Queries, paged_cache
-from nanoserve.kernels.tiles import BlockSizes
+from nanoserve.kernels.tiles import ROLES, BlockSizes
 
 LENGTHS: Final = (3, 70, 1, 33, 17)
 DECODING: Final = (3, 450, 1, 33, 17)
@@ -215,7 +215,7 @@ def check_prefill_attention(
     case = PrefillCase.of(inputs, heads, rows or _rows_for(heads, CHUNKS))
     yield from compare_around_poison(str(heads), case.tiled(blocks), case.exact())
     if suits_roles(case.cache, case.scoring.sinks):
-        made = case.tiled(tuning.ROLES, by_roles=True)
+        made = case.tiled(ROLES, by_roles=True)
         yield from compare_around_poison(f"{heads}, by roles", made, case.exact())
 
 

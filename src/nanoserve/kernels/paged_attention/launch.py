@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from nanoserve.kernels.device import roles
 from nanoserve.kernels.device.launch import (
     SplitScratch,
     add_splits,
@@ -21,24 +22,11 @@ from nanoserve.kernels.device.launch import (
 )
 from nanoserve.kernels.heads import HeadTransform, Scoring
 from nanoserve.kernels.paged import PagedCache
-from nanoserve.kernels.paged_attention import triton_roles as roles
 from nanoserve.kernels.paged_attention import tuning
 from nanoserve.kernels.paged_attention.triton import attend_to_rows
 from nanoserve.kernels.paged_attention.triton_copies import attend_to_rows_by_copies
 from nanoserve.kernels.paged_attention.triton_tiles import prefill_attention_kernel
-from nanoserve.kernels.paged_attention.tuning import (
-    COPIED_VISITS,
-    LEAST_BY_ROLES,
-    ROLES,
-    Copied,
-    Tiling,
-    choose_block,
-    copied_sizes,
-    newest_block,
-    packed_heads,
-    padded_group,
-)
-from nanoserve.kernels.tiles import BlockSizes
+from nanoserve.kernels.tiles import ROLES, BlockSizes
 
 
 def decode_attention(
@@ -54,7 +42,7 @@ def decode_attention(
     scoring: Scoring,
     splits: int,
     scratch: SplitScratch,
-    tiling: Tiling | Copied | None = None,
+    tiling: tuning.Tiling | tuning.Copied | None = None,
     pdl: bool = False,
 ) -> None:
     """Write the newest token of each place into the cache and attend to all that it sees: softmax(scale * q k^T) v.
@@ -111,15 +99,15 @@ def decode_attention(
         tiling = decode_tiling(
             cache, qkv.dtype, group=group, batch=tokens // width, width=width, splits=splits
         )
-    if isinstance(tiling, Copied):
+    if isinstance(tiling, tuning.Copied):
         keys, values = _described_blocks(cache, tiling.keys)
         attend_to_rows_by_copies[grid](
             **what, keys=keys, values=values, block_rows=cache.block_stride // head_dim, COLUMNS=tiling.columns, KEYS=tiling.keys,
-            STAGES=COPIED_VISITS, num_warps=tiling.warps,
+            STAGES=tuning.COPIED_VISITS, num_warps=tiling.warps,
         )  # fmt: skip
     else:
         attend_to_rows[grid](
-            **what, block_stride=cache.block_stride, PADDED_GROUP=padded_group(group, width), PADDED_D=max(16, next_power_of_2(head_dim)),
+            **what, block_stride=cache.block_stride, PADDED_GROUP=tuning.padded_group(group, width), PADDED_D=max(16, next_power_of_2(head_dim)),
             NORM=transform.q_norm is not None, TILE=tiling.tokens, STAGES=tiling.stages, EARLY=tiling.early, num_warps=tiling.warps,
         )  # fmt: skip
     if splits > 1:
@@ -128,7 +116,7 @@ def decode_attention(
 
 def decode_tiling(
     cache: PagedCache, dtype: torch.dtype, *, group: int, batch: int, width: int, splits: int
-) -> Tiling | Copied:
+) -> tuning.Tiling | tuning.Copied:
     """How `batch` places are served, `group` query heads of each of `width` tokens by a KV head: by the copy engine on Hopper, in 16 bits, where that is faster."""
     (kv_heads, _, head_dim), narrow = cache.keys.shape[1:], cache.keys.dtype.itemsize == 1
     fits = tuning.fits_copies(head_dim, group * width)
@@ -138,8 +126,8 @@ def decode_tiling(
         and dtype.itemsize == 2
         and _is_described(cache)
     ):
-        return copied_sizes(group * width, head_dim)
-    heads = {"padded": padded_group(group, width), "kv_heads": kv_heads}
+        return tuning.copied_sizes(group * width, head_dim)
+    heads = {"padded": tuning.padded_group(group, width), "kv_heads": kv_heads}
     return tuning.choose_tile(batch, head_dim, cache.keys.dtype, splits, **heads)
 
 
@@ -183,10 +171,10 @@ def prefill_attention(
     """
     num_kv_heads, block_size, head_dim = cache.keys.shape[1:]
     num_heads = query.shape[1] // head_dim
-    packed = packed_heads(num_heads, num_kv_heads)
+    packed = tuning.packed_heads(num_heads, num_kv_heads)
     scale, inner = _scales(scoring)
     if by_roles is None:
-        by_roles = len(query) >= LEAST_BY_ROLES and suits_roles(cache, scoring.sinks)
+        by_roles = len(query) >= tuning.LEAST_BY_ROLES and suits_roles(cache, scoring.sinks)
     if by_roles:
         keys, values = _described_blocks(cache, ROLES.keys)
         heads = [len(query), num_heads, head_dim], [num_heads * head_dim, head_dim, 1]
@@ -194,7 +182,7 @@ def prefill_attention(
         queries = TensorDescriptor(query, *heads, box, roles.SWIZZLED_HEADS.value)
         items = len(tiles) * (num_heads // packed)
         roles.prefill_attention_by_roles_kernel[(min(items, multiprocessors(query.device)),)](
-            query=queries, keys=keys, values=values, out_ptr=out, tiles_ptr=tiles,
+            query=queries, keys=keys, rotated=None, values=values, out_ptr=out, accs_ptr=None, ms_ptr=None, ls_ptr=None, tiles_ptr=tiles,
             tables_ptr=cache.tables, table_stride=cache.tables.stride(0), block_rows=cache.block_stride // head_dim, items=items, scale=scale, inner=inner,
             NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, WINDOW=cache.window or 0,
             PACKED=packed, ROWS=ROLES.rows, KEYS=ROLES.keys, STAGES=ROLES.stages, num_warps=ROLES.warps,
@@ -203,8 +191,8 @@ def prefill_attention(
     # One program per tile and packed heads; a tile's programs are neighbours, as are the tiles of a row.
     if blocks is None:
         room, is_narrow = shared_memory(query.device), cache.scales is not None
-        blocks = choose_block(head_dim, query.dtype, room, narrow=is_narrow)
-        blocks = blocks if lengths is None else newest_block(blocks)
+        blocks = tuning.choose_block(head_dim, query.dtype, room, narrow=is_narrow)
+        blocks = blocks if lengths is None else tuning.newest_block(blocks)
     rows, keys_per_visit, warps, stages = blocks
     prefill_attention_kernel[(num_heads // packed, tiles.shape[0] * width)](
         query_ptr=query, keys_ptr=cache.keys, values_ptr=cache.values, out_ptr=out, tiles_ptr=tiles,

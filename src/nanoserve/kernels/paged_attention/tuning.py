@@ -235,10 +235,8 @@ def choose_block(
     return blocks._replace(stages=max(1, min(blocks.stages, room // (2 * blocks.keys))))
 
 
-ROLES: Final = BlockSizes(128, 128, 4, 2)
-"""Sizes of programs whose warps have three roles, with heads of 128 elements: as many rows as others, so that both take the same tiles."""
 LEAST_BY_ROLES: Final = 512
-"""Tokens of a step from which these are launched: the copy engine's descriptions take the host 20 us, for which shorter steps would wait."""
+"""Tokens of a step from which warps of three roles serve: the copy engine's descriptions take the host 20 us, for which shorter steps would wait."""
 
 
 def newest_block(blocks: BlockSizes) -> BlockSizes:

@@ -17,7 +17,7 @@ from nanoserve.kernels.device.launch import SplitScratch, has_wgmma, shared_memo
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.latent_attention import launch, tuning
 from nanoserve.kernels.rope_and_cache.launch import write_latents
-from nanoserve.kernels.tiles import make_tiles
+from nanoserve.kernels.tiles import ROLES, BlockSizes, make_tiles
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import LatentSpec, Rotation
 
@@ -27,8 +27,8 @@ LEAST_ROOM = 256
 """Keys that the memory holds at least in which they are expanded."""
 MOST_ROUNDS: Final = 64
 """Times that this memory is filled in a step at most; longer rows are absorbed."""
-ABSORB: Final = 0
-"""The way to compute chunks that every model has; the other one is to expand."""
+ABSORB, EXPAND, BY_ROLES = range(3)
+"""Ways to compute chunks: every model has the first one, and some the last one, to expand for warps of three roles."""
 
 
 class Round(NamedTuple):
@@ -44,10 +44,11 @@ class Round(NamedTuple):
 
 
 class LatentPlan(NamedTuple):
-    """Tiles of a step's chunks, and the rounds in which their latents are expanded; none if they are not."""
+    """Tiles of a step's chunks, and the rounds in which their latents are expanded, for programs of these sizes; none if they are not."""
 
     tiles: Tensor
     rounds: Sequence[Round]
+    blocks: BlockSizes
 
 
 class GpuLatents:
@@ -73,7 +74,9 @@ class GpuLatents:
         self.tile = tuning.queries_per_tile(spec.num_heads, tuning.prefill_block(*entry).rows)
         heads = spec.rope_dim, spec.nope_dim, spec.value_dim
         self._expanded = tuning.expanded_block(*heads, facts.dtype, memory)
-        self.ways = 1 if facts.invariant else 2
+        self._programs = {"num_heads": spec.num_heads, "multiprocessors": facts.multiprocessors}
+        suits = launch.suits_roles(heads, facts.dtype, facts.device)
+        self.ways = 1 if facts.invariant else 1 + (BY_ROLES if suits else EXPAND)
         rounds = 0 if facts.invariant else MOST_ROUNDS * facts.sizes.max_num_seqs
         tiles = facts.most_tiles(self.tile)
         self.sections: Mapping[str, tuple[int, ...]] = {"latent_tiles": (tiles, 4), "expansions": (rounds, 4)}
@@ -102,33 +105,39 @@ class GpuLatents:
         }
 
     def prepare(self, spans: Sequence[ChunkSpan], way: int | None, _padded: Padded | None, /) -> LatentPlan:
-        """See `GpuMixer`; the ways are to absorb and to expand."""
-        rounds = self._rounds(spans, way) if self.ways > 1 and way != ABSORB else []
+        """See `GpuMixer`."""
+        chunks = [(start, length) for _, start, length, _ in spans]
+        rounds = self._rounds(spans, chunks, way) if self.ways > 1 and way != ABSORB else []
+        by_roles = way == BY_ROLES or (way is None and tuning.is_for_roles(chunks, rounds, **self._programs))
+        blocks = ROLES if by_roles and self.ways > BY_ROLES else self._expanded
         numbered = [(number, *span[1:]) for number, span in enumerate(spans)]
-        tiles = make_tiles(numbered, self._expanded.rows) if rounds else make_tiles(spans, self.tile)
+        tiles = make_tiles(numbered, blocks.rows) if rounds else make_tiles(spans, self.tile)
         self._arena.write("expansions", [number for cut in rounds for span in cut for number in span])
         self._arena.write("latent_tiles", [number for tile in tiles for number in tile])
         sections, count = self._arena.sections, len(spans)
         written = sections["expansions"][: len(rounds) * count].view(-1, count, 4)
         lengths = [[span.end - span.begin for span in cut] for cut in rounds]
         made = [Round(sum(each), max(each), cut) for each, cut in zip(lengths, written, strict=True)]
-        return LatentPlan(sections["latent_tiles"][: len(tiles)], made)
+        return LatentPlan(sections["latent_tiles"][: len(tiles)], made, blocks)
 
-    def _rounds(self, spans: Sequence[ChunkSpan], way: int | None) -> list[list[tuning.Span]]:
+    def _rounds(
+        self, spans: Sequence[ChunkSpan], chunks: Sequence[tuple[int, int]], way: int | None
+    ) -> list[list[tuning.Span]]:
         """Keys that are expanded together; none if to absorb is cheaper and nothing else is asked for."""
-        chunks = [(start, length) for _, start, length, _ in spans]
         names = ("latent_dim", "rope_dim", "nope_dim", "value_dim")
         sizes = {name: getattr(self._spec, name) for name in names}
         if way is None and not tuning.is_cheaper(chunks, **sizes):
             return []
         rows = [(row, start + length) for row, start, length, _ in spans]
-        rounds = tuning.cut_rounds(rows, self._room, self._expanded.keys)
+        keys = ROLES.keys if self.ways > BY_ROLES else self._expanded.keys
+        rounds = tuning.cut_rounds(rows, self._room, keys)
         return rounds if len(rounds) <= MOST_ROUNDS else []
 
     def mix(
         self, part: LatentAttention, out: Tensor, step: GpuStep, /, queries: Tensor, projected: Tensor
     ) -> None:
-        arena, tokens, (tiles, rounds) = self._arena, step.num_tokens, self._plan(step)
+        arena, tokens, plan = self._arena, step.num_tokens, self._plan(step)
+        tiles, rounds = plan.tiles, plan.rounds
         heads, out_heads = _by_head(part, queries), _by_head(part, out)
         query, attended = self._views(part, len(queries))
         if tokens:
@@ -154,31 +163,32 @@ class GpuLatents:
         if len(step.places):
             self._attend_newest(part, query[tokens:], attended[tokens:], step)
         self._multiply(attended[absorbed], part.up_values, out_heads[absorbed], step)
-        self._expand(part, heads[:tokens], out_heads[:tokens], tiles, rounds)
+        self._expand(part, heads[:tokens], out_heads[:tokens], plan)
 
     def _plan(self, step: GpuStep) -> LatentPlan:
         """The plan for its chunks; tokens that are chosen of them are absorbed."""
         if step.chosen is not None:
-            return LatentPlan(step.chosen, [])
-        plan: LatentPlan = step.plans[self] if step.num_tokens else LatentPlan(step.places[:0], [])
+            return LatentPlan(step.chosen, [], self._expanded)
+        plan: LatentPlan = (
+            step.plans[self] if step.num_tokens else LatentPlan(step.places[:0], [], self._expanded)
+        )
         return plan
 
-    def _expand(
-        self, part: LatentAttention, heads: Tensor, out: Tensor, tiles: Tensor, rounds: Sequence[Round]
-    ) -> None:
+    def _expand(self, part: LatentAttention, heads: Tensor, out: Tensor, plan: LatentPlan) -> None:
         """Chunks' tokens over the keys of their rows, in memory that absorbed queries have left."""
         tokens, num_heads, _ = heads.shape
         width, expanded_dim = part.latent_dim + part.rope_dim, part.nope_dim + part.value_dim
         sums = tokens * num_heads * part.value_dim * torch.float32.itemsize // self._attended.itemsize
         accs, results = self._attended[:sums].view(torch.float32), tokens * num_heads
         kept = SplitScratch(accs.view(results, part.value_dim), self._tops[:results], self._weights[:results])
-        for each in rounds:
+        for each in plan.rounds:
             gathered = self._gathered[: each.tokens * width].view(each.tokens, width)
             launch.gather_entries_into(self._caches[part.layer], each.spans, gathered, longest=each.longest)
             expanded = self._query[: each.tokens * num_heads * expanded_dim].view(each.tokens, -1)
             torch.mm(gathered[:, : part.latent_dim], part.up.T, out=expanded)
             expanded = expanded.view(each.tokens, num_heads, expanded_dim)
-            how: dict[str, Any] = {"tiles": tiles, "spans": each.spans, "sums": kept, "scale": part.scale}
+            how: dict[str, Any] = {"tiles": plan.tiles, "spans": each.spans, "sums": kept}
+            how |= {"scale": part.scale, "blocks": plan.blocks}
             launch.expanded_attention(heads, expanded, gathered, out, **how)
 
     def _views(self, part: LatentAttention, tokens: int) -> tuple[Tensor, Tensor]:
