@@ -227,7 +227,7 @@ def test_small_dtypes_are_as_close_to_float32_as_transformers_is(tiny: TinyModel
     assert (ours - exact).abs().mean() <= 2 * (small - exact).abs().mean() + 0.01
 
 
-def test_deterministic_logits_are_bitwise_equal_whatever_the_batch(
+def test_deterministic_logits_are_bitwise_equal_whatever_the_batch_and_when_they_are_read_again(
     tiny: TinyModel, model: DecoderModel
 ) -> None:
     dtypes = (torch.float32, torch.bfloat16) if ON_GPU else (torch.float32,)
@@ -246,3 +246,7 @@ def test_deterministic_logits_are_bitwise_equal_whatever_the_batch(
         )
         assert cramped.answers(prompts, scored) == roomy
         assert cramped.has_preempted
+        texts = [[*prompt, *answer.tokens] for prompt, answer in zip(prompts, roomy, strict=True)]
+        read = cramped.answers(texts, [SamplingParams(max_tokens=1, prompt_logprobs=2)] * len(texts))
+        for prompt, answer, again in zip(prompts, roomy, read, strict=True):
+            assert list(again.prompt_logprobs[len(prompt) :]) == answer.logprobs

@@ -6,7 +6,7 @@ first one of the next chunk among them, and no hidden state is kept from one chu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 from torch import Tensor
@@ -36,9 +36,13 @@ def read_scores(found: Iterable[PromptScores]) -> dict[int, dict[int, TokenLogpr
 
 
 class PromptScoring:
-    """Prompt log-probabilities of the rows that `asked`: how many of the likeliest tokens beside each, and the prompt's length."""
+    """Prompt log-probabilities of the rows that `asked`: how many of the likeliest tokens beside each, and the prompt's length.
 
-    def __init__(self) -> None:
+    They come from the `scores` of what is generated, with the same bits.
+    """
+
+    def __init__(self, scores: Callable[[Tensor, Tensor, Sequence[int]], Scores] = score_tensors) -> None:
+        self._scores = scores
         self.asked: dict[int, tuple[int, int]] = {}
 
     def admit(self, admitted: AdmittedRow) -> None:
@@ -82,6 +86,6 @@ class PromptScoring:
             end = min(start + TOKENS_AT_ONCE, stop)
             predicted = tokens[chunk.row, start + 1 : end + 1].long()
             values = logits(hidden[start - chunk.start : end - chunk.start])
-            scores = score_tensors(values, predicted, (top,) * (end - start))
+            scores = self._scores(values, predicted, (top,) * (end - start))
             found.append(PromptScores(chunk.row, start + 1, scores))
         return found

@@ -47,6 +47,7 @@ from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.pooling import RowPooling
 from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE, PromptScoring
 from nanoserve.adapters.pytorch.routed_experts import ExpertRecords
+from nanoserve.adapters.pytorch.sampling.device_sampler import score_on_device
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.device.launch import supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
@@ -307,7 +308,7 @@ class _Site:
         how: dict[str, Any] = {"graphs": graphs, "pdl": self._pdl, "propose": propose}
         decoding = Decoding(launcher, brief, arena, drawing, special, **how)
         pooling = RowPooling(launcher.logits.apart, self._model.pooled_layers)
-        reads: dict[str, Any] = {"scoring": PromptScoring(), "pooling": pooling}
+        reads: dict[str, Any] = {"scoring": PromptScoring(score_on_device), "pooling": pooling}
         kept: dict[str, Any] = {"kv": kv, "loras": self._loras, "records": launcher.records}
         updates = RowUpdates(arena, batches, sampler, **reads, **kept)
         mixed = MixedSteps(launcher, arena, space.logits, decoding, graphs, **reads, drawing=drawing)

@@ -12,8 +12,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.layers.product import Mixture
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE
-from nanoserve.adapters.pytorch.sampling import score_tensors
-from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
+from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, score_on_device
 from nanoserve.kernels.experts.launch import ExpertsWorkspace
 from nanoserve.kernels.experts.reference import Chosen
 from nanoserve.kernels.forms import FP8, form_of
@@ -260,5 +259,5 @@ def shape_and_score(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> No
     sampler.observe(rows[: sizes.max_num_seqs], tokens[: sizes.max_num_seqs])
     scores = sampler.score(shaped if sizes.processed_logprobs else logits, tokens, rows)
     held = prompt.new_empty(sizes.max_num_batched_tokens, 3 * most)  # scores of the step's other prompts
-    prompt_scores = score_tensors(prompt, predicted, (most,) * TOKENS_AT_ONCE)
+    prompt_scores = score_on_device(prompt, predicted, (most,) * TOKENS_AT_ONCE)
     del shaped, scores, held, prompt_scores
