@@ -59,7 +59,7 @@ def compute_alike(device: torch.device, rows: int = 64, columns: int = 1 << 17) 
             order = torch.cat((equal, equal), dim=-1).sort(dim=-1).values
             logits.gather(-1, order.gather(-1, order)).sort(dim=-1, descending=True, stable=True)
             torch.mm(logits[:, :rows], logits[:, :rows].t())
-        logits.index_put_((few, few), logits[0, :2], accumulate=True)
+        logits.index_put_((few, few), logits[0, :2].clone(), accumulate=True)
 
 
 def set_threads(count: int | None) -> int:
