@@ -10,6 +10,7 @@ import torch
 
 from nanoserve.kernels.experts import cases as experts_cases
 from nanoserve.kernels.experts import launch
+from nanoserve.kernels.experts import tuning as experts_tuning
 from nanoserve.kernels.experts.cases import (
     check_feed_lists,
     check_feed_rows,
@@ -86,7 +87,7 @@ def test_nothing_is_added_for_experts_that_are_elsewhere(
 
 
 def test_steps_with_two_words_of_scales(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "list_tile", lambda *_, **__: ListTile(16, 32, 256, 4, 2))
+    monkeypatch.setattr(experts_tuning, "list_tile", lambda *_, **__: ListTile(16, 32, 256, 4, 2))
     experts = random_experts(inputs, 3, 160, 288, form=MXFP4())
     agree(check_feed_lists(inputs, experts, random_choice(inputs, 5, 2, 3)), TOLERANCE[inputs.dtype])
 
