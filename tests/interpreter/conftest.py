@@ -45,7 +45,7 @@ def _few_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Where a kernel is not what is tested, a program computes more of what one row is multiplied with: an interpreted one is slow to begin."""
     with pytest.MonkeyPatch.context() as patch:
         if not ON_GPU and request.path.parent.name != "kernels":
-            patch.setattr("nanoserve.kernels.linear.launch.row_tile", _more_rows(row_tile))
+            patch.setattr("nanoserve.kernels.linear.tuning.row_tile", _more_rows(row_tile))
             patch.setattr("nanoserve.kernels.experts.tuning.gate_up_row_tile", _more_rows(gate_up_row_tile))
         yield
 

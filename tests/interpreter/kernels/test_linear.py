@@ -10,7 +10,7 @@ import torch
 
 from nanoserve.kernels.forms import FP8, StoredWeight
 from nanoserve.kernels.gates import Activation
-from nanoserve.kernels.linear import launch
+from nanoserve.kernels.linear import launch, tuning_tiles
 from nanoserve.kernels.linear.cases import (
     LinearCase,
     check_invariant_linear,
@@ -200,7 +200,7 @@ def test_invariant(t: int, n: int, k: int, biased: bool, added: bool, *, inputs:
 def test_each_tile_of_an_invariant_product(
     tile: InvariantTile, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "invariant_tile", lambda *_, **__: tile)
+    monkeypatch.setattr(tuning_tiles, "invariant_tile", lambda *_, **__: tile)
     monkeypatch.setattr(launch, "has_wgmma", lambda _: True)
     half = Inputs(device, torch.float16)
     product = random_product(half, 72, 168, bias=True, added=True)

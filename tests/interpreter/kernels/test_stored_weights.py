@@ -22,8 +22,7 @@ from nanoserve.kernels.forms import FORMS, FP8, MXFP4, Form, Int4, Int4WithMinim
 from nanoserve.kernels.forms.fp8 import BLOCK
 from nanoserve.kernels.forms.layout import ROW
 from nanoserve.kernels.forms.mxfp4 import VALUES, interleaved
-from nanoserve.kernels.linear import launch as linear
-from nanoserve.kernels.linear import tuning, tuning_table
+from nanoserve.kernels.linear import tuning, tuning_table, tuning_tiles
 from nanoserve.kernels.linear.cases import (
     LinearCase,
     check_fp8_linear,
@@ -318,9 +317,9 @@ def test_packed_numbers_in_slices(
     k: int, form: Form, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even ones, and ones that reach beyond what there is; the last to arrive adds, and leaves the counters as they were."""
-    monkeypatch.setattr(linear, "packed_pays", lambda *_: True)
+    monkeypatch.setattr(tuning_tiles, "packed_pays", lambda *_: True)
     monkeypatch.setattr(tuning_table, "packed_tile", lambda *_: PACKED_TILES[-1])
-    monkeypatch.setattr(linear, "packed_scratch", lambda *_: (1 << 17, 8))
+    monkeypatch.setattr(tuning_tiles, "packed_scratch", lambda *_: (1 << 17, 8))
     product = stored_product(inputs := Inputs(device, torch.float16), 70, k, form, bias=True, added=True)
     agree(check_packed_linear(inputs, product, [65, 3]), TOLERANCE[torch.float16])
 

@@ -21,31 +21,12 @@ from nanoserve.kernels.device.launch import (
 )
 from nanoserve.kernels.forms import FP8, PLAIN, Form, StoredWeight, form_of, row_arguments, step_arguments
 from nanoserve.kernels.gates import Activation
+from nanoserve.kernels.linear import tuning, tuning_tiles
 from nanoserve.kernels.linear.copied.launch import multiplied_by_copies
 from nanoserve.kernels.linear.low_rank.launch import Delta, expand
 from nanoserve.kernels.linear.triton import row_kernel, skinny_kernel, widen_kernel
 from nanoserve.kernels.linear.triton_tiles import invariant_kernel, packed_kernel
-from nanoserve.kernels.linear.tuning import (
-    FEWER,
-    MAX_SKINNY_M,
-    MOST_REGISTERS,
-    SkinnyTile,
-    padded,
-    row_tile,
-    skinny_tile,
-    split_count,
-)
 from nanoserve.kernels.linear.tuning_table import TABLE, form_name, fp8_way, measured, packed_way
-from nanoserve.kernels.linear.tuning_tiles import (
-    FP8_TILES,
-    fits_blocks,
-    fp8_rows,
-    invariant_rows,
-    invariant_tile,
-    packed_pays,
-    packed_scratch,
-    packed_ways,
-)
 
 
 class LinearWorkspace(NamedTuple):
@@ -72,7 +53,7 @@ class LinearWorkspace(NamedTuple):
             device: where the rows will be.
         """
         num_partials, num_counters = 1, 1
-        buckets = [bm for bm in (8, 16, 32, 64, 128) if bm <= padded(min(max_m, MAX_SKINNY_M))]
+        buckets = [bm for bm in (8, 16, 32, 64, 128) if bm <= tuning.padded(min(max_m, tuning.MAX_SKINNY_M))]
         for shape, form in {(each.shape, form) for each in weights for form in (PLAIN, form_of(each))}:
             for bm, gate in itertools.product(buckets, (False, True)):
                 tile = _tile(bm, shape, dtype.itemsize, device, form, gate=gate, splits=None)
@@ -81,7 +62,9 @@ class LinearWorkspace(NamedTuple):
                     num_partials = max(num_partials, tiles * tile.splits * tile.bn * tile.bm)
                     num_counters = max(num_counters, tiles)
             if dtype.itemsize < 4 and form.per_word > 1:
-                partials, tiles = packed_scratch(shape[0], shape[1], functools.partial(packed_way, form))
+                partials, tiles = tuning_tiles.packed_scratch(
+                    shape[0], shape[1], functools.partial(packed_way, form)
+                )
                 num_partials, num_counters = max(num_partials, partials), max(num_counters, tiles)
         return cls(
             torch.empty(num_partials, dtype=torch.float32, device=device),
@@ -123,9 +106,9 @@ def row_linear(
     n, k = weight.shape
     form = form_of(weight) if x.element_size() == 2 else PLAIN
     tile = measured("row gated" if gate else "row", form, (n, k), 1)
-    tile = tile or row_tile(n, k, 8 * weight.nbytes // (n * k), gate=gate is not None, form=form)
+    tile = tile or tuning.row_tile(n, k, 8 * weight.nbytes // (n * k), gate=gate is not None, form=form)
     if tile.straight:
-        stored = step_arguments(weight, straight=True) | {"UNIT": 1, "maxnreg": MOST_REGISTERS}
+        stored = step_arguments(weight, straight=True) | {"UNIT": 1, "maxnreg": tuning.MOST_REGISTERS}
     else:
         stored = row_arguments(weight, tile.chunk)
     adapted = delta.row_arguments(32 * tile.warps / tile.rows) if delta else {"delta": None, "SHAPE": None}
@@ -184,7 +167,7 @@ def skinny_linear(
 def slice_count(m: int, weight: Tensor | StoredWeight) -> int:
     """The slices into which `split_linear` cuts K for m rows of x."""
     found = measured("split", form_of(weight), weight.shape, m)
-    return found.splits if found else split_count(m, *weight.shape, form=form_of(weight))
+    return found.splits if found else tuning.split_count(m, *weight.shape, form=form_of(weight))
 
 
 def split_linear(
@@ -247,7 +230,7 @@ def invariant_linear(
     """
     num_rows, (n, k) = len(x), weight.shape
     described = _is_described(x, k)
-    tile, read, matrix = invariant_tile(x.dtype, num_rows, n, described=described), x, weight
+    tile, read, matrix = tuning_tiles.invariant_tile(x.dtype, num_rows, n, described=described), x, weight
     if described:
         read, matrix = described_rows(x, tile.bt, tile.bk), described_blocks(weight, tile.bn, tile.bk)
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
@@ -259,12 +242,14 @@ def invariant_linear(
 
 def invariant_ways(weight: Tensor | StoredWeight, x: Tensor, most: int) -> tuple[int, ...]:
     """Numbers of rows like x up to `most`, one for each way in which they multiply with a weight in `invariant_linear`."""
-    return invariant_rows(x.dtype, len(weight), most, described=_is_described(x, weight.shape[1]))
+    return tuning_tiles.invariant_rows(
+        x.dtype, len(weight), most, described=_is_described(x, weight.shape[1])
+    )
 
 
 def _is_described(x: Tensor, k: int) -> bool:
     """True if invariant products of rows like x, with weights of `k` columns, have blocks that the copy engine fetches."""
-    return has_wgmma(x.device) and fits_blocks(x.dtype, k)
+    return has_wgmma(x.device) and tuning_tiles.fits_blocks(x.dtype, k)
 
 
 def takes_fp8(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeight]:
@@ -274,7 +259,11 @@ def takes_fp8(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeigh
 
 def takes_packed(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeight]:
     """True if rows like x, which are many, multiply with a weight of packed numbers that is not widened before."""
-    return form_of(weight).per_word > 1 and x.element_size() < 4 and packed_pays(len(x), *weight.shape)
+    return (
+        form_of(weight).per_word > 1
+        and x.element_size() < 4
+        and tuning_tiles.packed_pays(len(x), *weight.shape)
+    )
 
 
 def stored_ways(weight: Tensor | StoredWeight, x: Tensor) -> list[int]:
@@ -283,9 +272,9 @@ def stored_ways(weight: Tensor | StoredWeight, x: Tensor) -> list[int]:
     shape = form_name(form), *weight.shape
     kept = [key.rows for key in TABLE if key[1:4] == shape and key.kind in {"fp8", "packed"}]
     if takes_fp8(weight, x):
-        return [*fp8_rows(len(weight), blocks=weight.scales.shape[-1] > 1), *kept]
+        return [*tuning_tiles.fp8_rows(len(weight), blocks=weight.scales.shape[-1] > 1), *kept]
     packed = form.per_word > 1 and x.element_size() < 4
-    return [*packed_ways(*weight.shape), *kept] if packed else []
+    return [*tuning_tiles.packed_ways(*weight.shape), *kept] if packed else []
 
 
 def packed_linear(
@@ -342,7 +331,7 @@ def fp8_linear(
     num_rows, (n, k) = len(x), weight.shape
     scales, form = weight.scales, weight.form
     assert isinstance(form, FP8)
-    tile = FP8_TILES[-2][0] if invariant else fp8_way(form, num_rows, n, k)
+    tile = tuning_tiles.FP8_TILES[-2][0] if invariant else fp8_way(form, num_rows, n, k)
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
         x_ptr=x, x_scale_ptr=x_scales, weight_ptr=weight.numbers, scale_ptr=scales, out_ptr=out, bias_ptr=bias,
         residual_ptr=residual, T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band,
@@ -360,12 +349,12 @@ def _tile(
     *,
     gate: bool,
     splits: int | None,
-) -> SkinnyTile:
-    if m > MAX_SKINNY_M:
-        raise ValueError(f"{m} rows are more than the {MAX_SKINNY_M} that these products are made for")
+) -> tuning.SkinnyTile:
+    if m > tuning.MAX_SKINNY_M:
+        raise ValueError(f"{m} rows are more than the {tuning.MAX_SKINNY_M} that these products are made for")
     kind = "split" if splits is not None else "skinny gated" if gate else "skinny"
     found, room = measured(kind, form, shape, m), tile_room(device)
-    return found or skinny_tile(m, *shape, itemsize, gate=gate, splits=splits, room=room, form=form)
+    return found or tuning.skinny_tile(m, *shape, itemsize, gate=gate, splits=splits, room=room, form=form)
 
 
 def _pairs(x: Tensor) -> bool:
@@ -375,7 +364,7 @@ def _pairs(x: Tensor) -> bool:
 def _launch(
     x: Tensor,
     weight: Tensor | StoredWeight,
-    tile: SkinnyTile,
+    tile: tuning.SkinnyTile,
     *,
     out: Tensor | None,
     bias: Tensor | None,
@@ -389,12 +378,12 @@ def _launch(
     adapted: dict[str, Tensor | None] = {"deltas_ptr": None, "slots_ptr": None}
     if delta is not None:
         adapted = expand(delta, n, pdl=pdl)
-        if tile.bm >= 64 and tile.stages > FEWER:
-            tile = tile._replace(stages=tile.stages - FEWER)
+        if tile.bm >= 64 and tile.stages > tuning.FEWER:
+            tile = tile._replace(stages=tile.stages - tuning.FEWER)
     skinny_kernel[(triton.cdiv(n, tile.bn), tile.splits)](
         x_ptr=x, out_ptr=out, bias_ptr=bias, partials_ptr=partials, counters_ptr=counters, M=len(x),
         N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, **step_arguments(weight, straight=tile.straight), PAIRS=_pairs(x),
         ready_ptr=delta.ready if delta and not tile.straight else None, STRAIGHT=tile.straight, AHEAD=tile.ahead if pdl else 0,
         GATE=gate, EVICTION=tile.eviction, STAGES=tile.stages, **adapted, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
-        **({"maxnreg": MOST_REGISTERS} if tile.straight and k > 2 * tile.bk * tile.splits and (gate is None or tile.bm == 8) else {}), **launch_options(pdl),
+        **({"maxnreg": tuning.MOST_REGISTERS} if tile.straight and k > 2 * tile.bk * tile.splits and (gate is None or tile.bm == 8) else {}), **launch_options(pdl),
     )  # fmt: skip
