@@ -11,22 +11,7 @@ from torch import Tensor
 from nanoserve.kernels.forms import PLAIN, StoredWeight, form_of
 from nanoserve.kernels.forms.fp8 import LARGEST
 from nanoserve.kernels.gates import Activation, gated
-from nanoserve.kernels.linear import reference
-from nanoserve.kernels.linear.launch import (
-    LinearWorkspace,
-    fp8_linear,
-    invariant_linear,
-    invariant_ways,
-    packed_linear,
-    row_linear,
-    skinny_linear,
-    slice_count,
-    split_linear,
-    stored_ways,
-    takes_fp8,
-    takes_packed,
-    widened,
-)
+from nanoserve.kernels.linear import launch, reference
 from nanoserve.kernels.linear.low_rank.cases import Runs, random_delta
 from nanoserve.kernels.linear.low_rank.launch import Delta, shrink
 from nanoserve.kernels.testing import Comparison, Inputs, expect
@@ -91,7 +76,7 @@ def check_row_linear(inputs: Inputs, product: LinearCase) -> Iterator[Comparison
         residual = inputs.normal_like(wanted)
         wanted = wanted + residual.float()
     return inputs.compare(
-        row_linear,
+        launch.row_linear,
         product.case(1),
         chained=True,
         x=x,
@@ -118,7 +103,9 @@ def check_skinny_linear(
         x = inputs.normal(rows, k)
         out = expect(product.formula(x))
         for _ in range(2):
-            yield from inputs.compare(skinny_linear, product.case(rows), chained=True, x=x, out=out, **parts)
+            yield from inputs.compare(
+                launch.skinny_linear, product.case(rows), chained=True, x=x, out=out, **parts
+            )
     counters = space.counters
     yield Comparison(f"counters behind {product.name}", counters, torch.zeros_like(counters), exact=True)
 
@@ -130,9 +117,9 @@ def check_split_linear(
     n, k = product.weight.shape
     for rows in batches or SKINNY_ROWS:
         x = inputs.normal(rows, k)
-        partials = inputs.poisoned(slice_count(rows, product.weight), rows, n, dtype=torch.float32)
+        partials = inputs.poisoned(launch.slice_count(rows, product.weight), rows, n, dtype=torch.float32)
         inputs.settle()
-        split_linear(x, product.weight, partials, pdl=inputs.pdl)
+        launch.split_linear(x, product.weight, partials, pdl=inputs.pdl)
         yield Comparison(product.case(rows), partials.sum(0), product.formula(x, bias=False))
 
 
@@ -161,28 +148,34 @@ def check_adapted(
         yield from inputs.compare(multiply_adapted, product.case(rows), chained=True, x=x, out=out, **parts)
 
 
-def _space(inputs: Inputs, product: LinearCase, batches: Sequence[int]) -> LinearWorkspace:
+def _space(inputs: Inputs, product: LinearCase, batches: Sequence[int]) -> launch.LinearWorkspace:
     made: dict[str, Any] = {"max_m": max(batches), "dtype": inputs.dtype, "device": inputs.device}
-    return LinearWorkspace.create([product.weight], **made)
+    return launch.LinearWorkspace.create([product.weight], **made)
 
 
 def multiply_adapted(
-    x: Tensor, out: Tensor, product: LinearCase, delta: Delta, space: LinearWorkspace, *, pdl: bool = False
+    x: Tensor,
+    out: Tensor,
+    product: LinearCase,
+    delta: Delta,
+    space: launch.LinearWorkspace,
+    *,
+    pdl: bool = False,
 ) -> None:
     """A product as decoding rows compute it, with adapters."""
     weight, bias = product.weight, product.bias
     if len(x) == 1:
         shrink(x, delta, norm_weight=product.norm_weight, pdl=pdl)
         norm: dict[str, Any] = {"norm_weight": product.norm_weight, "eps": product.eps}
-        row_linear(x, weight, out, bias=bias, **norm, gate=product.gate, delta=delta, pdl=pdl)
+        launch.row_linear(x, weight, out, bias=bias, **norm, gate=product.gate, delta=delta, pdl=pdl)
         return
     shrink(x, delta, pdl=pdl)
     if product.added:
-        slices = x.new_full((slice_count(len(x), weight), *out.shape), torch.nan, dtype=torch.float32)
-        split_linear(x, weight, slices, delta=delta, pdl=pdl)
+        slices = x.new_full((launch.slice_count(len(x), weight), *out.shape), torch.nan, dtype=torch.float32)
+        launch.split_linear(x, weight, slices, delta=delta, pdl=pdl)
         out.copy_(slices.sum(0) + (0.0 if bias is None else bias.float()))
         return
-    skinny_linear(x, weight, out, workspace=space, bias=bias, gate=product.gate, delta=delta, pdl=pdl)
+    launch.skinny_linear(x, weight, out, workspace=space, bias=bias, gate=product.gate, delta=delta, pdl=pdl)
 
 
 def _results(inputs: Inputs, product: LinearCase, wanted: Tensor) -> dict[str, Any]:
@@ -197,15 +190,15 @@ def check_fp8_linear(
 ) -> Iterator[Comparison]:
     """Rows of 8-bit floats, in every tile; what is added to the residual stream is added in place. Nothing where the weight is no such one."""
     weight = product.weight
-    for rows in batches or stored_ways(weight, inputs.normal(1)):
+    for rows in batches or launch.stored_ways(weight, inputs.normal(1)):
         x = inputs.normal(rows, weight.shape[1])
-        if not takes_fp8(weight, x):
+        if not launch.takes_fp8(weight, x):
             return
         scales = x.float().abs().amax(1) / LARGEST
         numbers = (x.float() / scales[:, None]).to(weight.form.dtype)
         parts = _results(inputs, product, product.formula(numbers.float() * scales[:, None], gate=False))
         yield from inputs.compare(
-            *(fp8_linear, product.case(rows)),
+            *(launch.fp8_linear, product.case(rows)),
             x=numbers,
             x_scales=scales,
             weight=weight,
@@ -219,13 +212,13 @@ def check_packed_linear(
 ) -> Iterator[Comparison]:
     """Many rows, in every tile, with packed numbers; what is added to the residual stream is added in place. Nothing where the weight has none."""
     weight = product.weight
-    for rows in batches or stored_ways(weight, inputs.normal(1)):
+    for rows in batches or launch.stored_ways(weight, inputs.normal(1)):
         x = inputs.normal(rows, weight.shape[1])
-        if not takes_packed(weight, x):
+        if not launch.takes_packed(weight, x):
             continue
         parts = _results(inputs, product, product.formula(x, gate=False))
         parts |= {"weight": weight, "workspace": _space(inputs, product, [1])}
-        yield from inputs.compare(packed_linear, product.case(rows), x=x, **parts)
+        yield from inputs.compare(launch.packed_linear, product.case(rows), x=x, **parts)
 
 
 def check_invariant_linear(inputs: Inputs, product: LinearCase, rows: int = 7) -> Iterator[Comparison]:
@@ -234,16 +227,16 @@ def check_invariant_linear(inputs: Inputs, product: LinearCase, rows: int = 7) -
     wanted = product.formula(x, gate=False)
     parts, before = _results(inputs, product, wanted), inputs.normal_like(wanted)
     if form_of(weight) is not PLAIN:
-        wide = widened(weight, inputs.poisoned(weight.shape.numel()))
+        wide = launch.widened(weight, inputs.poisoned(weight.shape.numel()))
         yield Comparison(f"widened {product.name}", wide, weight.float().to(inputs.dtype), exact=True)
         weight = wide
     assert isinstance(weight, Tensor)
-    yield from inputs.compare(invariant_linear, product.case(rows), x=x, weight=weight, **parts)
-    alone, ways = inputs.poisoned(rows, len(weight)), invariant_ways(weight, x, MOST_COMPARED)
-    invariant_linear(x, weight, alone, bias=product.bias, residual=before)
+    yield from inputs.compare(launch.invariant_linear, product.case(rows), x=x, weight=weight, **parts)
+    alone, ways = inputs.poisoned(rows, len(weight)), launch.invariant_ways(weight, x, MOST_COMPARED)
+    launch.invariant_linear(x, weight, alone, bias=product.bias, residual=before)
     for count in ways if len(ways) > 1 else ():
         repeats = -(-count // rows)
         many, bits, added = (each.repeat(repeats, 1)[:count].contiguous() for each in (x, alone, before))
         made = inputs.poisoned(count, len(weight))
-        invariant_linear(many, weight, made, bias=product.bias, residual=added)
+        launch.invariant_linear(many, weight, made, bias=product.bias, residual=added)
         yield Comparison(f"invariant_linear {product.name}, bits of {count} rows", made, bits, exact=True)
