@@ -122,40 +122,33 @@ def _load_x(ptrs, exists, present, FORM: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _multiply_whole(
-    weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, left, ready_ptr,
-    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
-    PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """The product of a slice that is one step long: the weight is on its way before the wait."""
-    words, scales = _load_step(
-        weight_ptrs, scale_ptrs, start, left, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
-    )
-    low_rank.wait_for_x(ready_ptr, PDL)
-    x = _load_x(x_ptrs, ks[:, None] < left, present, FORM, EVEN)
-    sums = tl.zeros([BN, x.shape[1]], tl.float32)
-    return forms.add_left(sums, words, scales, x, GROUP, FORM, PAIRS)
-
-
-@triton.jit
-def _multiply_in_steps(
+def _multiply_slice(
     weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, left, ready_ptr,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SLICE: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
     PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The product of a longer slice: a pipelined loop, all of it after the wait. That it says STAGES itself makes scales part of the pipeline."""
-    ONE: tl.constexpr = GROUP >= K
+    """The product of a slice. Of one that is a step long the weight is on its way before the wait; a longer one is a pipelined loop behind it, and that this says STAGES itself makes scales part of the pipeline."""
+    WHOLE: tl.constexpr = SLICE == BK
+    ONE: tl.constexpr = GROUP >= K and not WHOLE
+    if WHOLE:
+        words, scales = _load_step(
+            weight_ptrs, scale_ptrs, start, left, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
+        )
     if ONE:
         row_scales = forms.load_step_scales(scale_ptrs, 0, K, BK, GROUP, SCALES, FORM)
     low_rank.wait_for_x(ready_ptr, PDL)
     sums = tl.zeros([BN, BM], tl.float32)
-    for k in tl.range(0, SLICE, BK, num_stages=STAGES):
-        words, scales = _load_step(
-            weight_ptrs + k // PACK, scale_ptrs, start + k, left - k, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
-        )  # fmt: skip
-        x = _load_x(x_ptrs + k, ks[:, None] < left - k, present, FORM, EVEN)
-        sums = forms.add_left(sums, words, row_scales if ONE else scales, x, GROUP, FORM, PAIRS)
+    if WHOLE:
+        x = _load_x(x_ptrs, ks[:, None] < left, present, FORM, EVEN)
+        sums = forms.add_left(sums, words, scales, x, GROUP, FORM, PAIRS)
+    else:
+        for k in tl.range(0, SLICE, BK, num_stages=STAGES):
+            words, scales = _load_step(
+                weight_ptrs + k // PACK, scale_ptrs, start + k, left - k, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
+            )  # fmt: skip
+            x = _load_x(x_ptrs + k, ks[:, None] < left - k, present, FORM, EVEN)
+            sums = forms.add_left(sums, words, row_scales if ONE else scales, x, GROUP, FORM, PAIRS)
     return sums
 
 
@@ -207,13 +200,8 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
             x_ptr, weight_ptr, scale_ptr, rows, loaded_rows, start, M,
             K, BM, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, PDL,
         )  # fmt: skip
-    elif SLICE == BK:
-        sums = _multiply_whole(
-            weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start, ready_ptr,
-            K, BN, BK, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, PDL,
-        )  # fmt: skip
     else:
-        sums = _multiply_in_steps(
+        sums = _multiply_slice(
             weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start, ready_ptr,
             K, BM, BN, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, STAGES, PDL,
         )  # fmt: skip

@@ -73,7 +73,7 @@ def row_tile(n: int, k: int, bits: int, *, gate: bool, form: Form = PLAIN) -> Ro
     chunk = _chunk(k)
     least = LEAST_STRAIGHT // 3 if bits == 4 else LEAST_STRAIGHT
     if form.straight and n * k >= least and (warps := straight_warps(k, form)):
-        return RowTile(16, warps, form.chunk, straight=True)
+        return RowTile(16, warps[0], form.chunk, straight=True)
     # Of packed numbers few pieces in flight leave registers for more programs beside each other: down of an 8B takes 12.5 us, with all of them 16.7.
     if bits == 4:
         return RowTile(16, 4, 1024, 2) if chunk == k > 1024 and n > 32 * BUSY else RowTile(8, 4, chunk, 1)
@@ -100,11 +100,11 @@ def row_tile(n: int, k: int, bits: int, *, gate: bool, form: Form = PLAIN) -> Ro
     return RowTile(rows, min(8, wanted, max(1, useful)), chunk)
 
 
-def straight_warps(k: int, form: Form) -> int:
-    """The warps that divide so many columns in a form, in whole chunks, at least four each, in the fewest steps of eight; 0 if none do. Two steps of five instead of one cost 6% of a 14B's step in INT4."""
+def straight_warps(k: int, form: Form) -> list[int]:
+    """The numbers of warps that divide so many columns in a form, in whole chunks, at least four each, the one with the fewest steps of eight first. Two steps of five instead of one cost 6% of a 14B's step in INT4."""
     chunks = 0 if k % form.chunk else k // form.chunk
     could = [warps for warps in (2, 4, 8) if chunks % warps == 0 and chunks // warps >= 4]
-    return min(could, key=lambda warps: triton.cdiv(chunks, 8 * warps), default=0)
+    return sorted(could, key=lambda warps: triton.cdiv(chunks, 8 * warps))
 
 
 def _chunk(k: int) -> int:

@@ -24,6 +24,7 @@ from nanoserve.kernels.linear.tuning import (
     row_tile,
     skinny_tile,
     split_count,
+    straight_warps,
 )
 from nanoserve.kernels.linear.tuning_tiles import InvariantTile, fp8_tile, packed_tile
 
@@ -147,16 +148,10 @@ def neighbours(key: Key, room: int) -> list[Tile]:
 
 def _near_row(rule: RowTile, k: int, form: Form) -> Iterator[Tile]:
     """Half and twice the rows and warps, other chunks, and words straight into registers."""
-    chunks = 0 if not form.straight or k % form.chunk else k // form.chunk
-    yield from (
-        RowTile(16, warps, form.chunk, straight=True)
-        for warps in (2, 4, 8)
-        if chunks % warps == 0 and chunks // warps >= 4
-    )
+    if form.straight:
+        yield from (RowTile(16, warps, form.chunk, straight=True) for warps in straight_warps(k, form))
     if rule.straight:
-        rule = RowTile(
-            8, 4, triton.next_power_of_2(k) if k & (k - 1) == 0 else 1024, 1 if form.per_word > 1 else 64
-        )
+        rule = RowTile(8, 4, k if k & (k - 1) == 0 else 1024, 1 if form.per_word > 1 else 64)
     for rows, warps in ((1, 1), (1, 2), (1, 0.5), (2, 1), (0.5, 1), (2, 2), (0.5, 0.5)):
         tile = rule._replace(rows=int(rule.rows * rows), warps=int(rule.warps * warps))
         if 2 <= tile.rows <= 16 and 1 <= tile.warps <= 8:

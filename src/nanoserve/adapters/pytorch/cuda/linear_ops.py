@@ -21,8 +21,7 @@ from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.norm import LayerNorm, RMSNorm
 from nanoserve.adapters.pytorch.layers.product import Mixture
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.kernels.linear.low_rank.launch import Delta, expand_into
-from nanoserve.kernels.linear.low_rank.launch import Gate as LowRankGate
+from nanoserve.kernels.linear.low_rank.launch import Delta, Gated, expand_into
 from nanoserve.kernels.pointwise.launch import add_rms_norm_into, layer_norm_into
 from nanoserve.ports.layer_spec import Activation
 
@@ -152,7 +151,7 @@ class LinearOps:
             return None
         return self.low_rank(x, linear, None if norm is None else norm.weight)
 
-    def adapt(self, x: Tensor, linear: Linear, product: Tensor, gate: LowRankGate | None = None) -> bool:
+    def adapt(self, x: Tensor, linear: Linear, product: Tensor, gate: Gated | None = None) -> bool:
         """Add to a product what adapters make of x; with a gate write the gated product instead. False if there are none."""
         if (delta := self.shrink(x, linear)) is not None:
             expand_into(delta, product, gate, pdl=self.pdl)

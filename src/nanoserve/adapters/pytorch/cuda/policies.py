@@ -21,7 +21,6 @@ from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_ro
 from nanoserve.kernels.experts.reference import Chosen
 from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.linear import launch
-from nanoserve.kernels.linear.low_rank.launch import Gate as LowRankGate
 
 Weight = Tensor | StoredWeight | Mixture
 
@@ -140,7 +139,7 @@ class Wide:
     ) -> None:
         entered = out if gate is None else ops.entered[linear.out_features]
         self.products.multiply(ops.space, x, linear, entered, pdl=ops.pdl)
-        is_gated = ops.adapt(x, linear, entered, LowRankGate(gate, out) if gate else None)
+        is_gated = ops.adapt(x, linear, entered, (gate, out) if gate else None)
         ops.ungated = None if gate is None or is_gated else Ungated(entered, gate)
 
     def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanoserve.kernels.gates import Activation, gated
 from nanoserve.kernels.linear.low_rank import reference
-from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Gate, Product, expand_into, shrink
+from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Product, expand_into, shrink
 from nanoserve.kernels.linear.low_rank.tuning import ITEM, PADDING, describe, slice_count
 from nanoserve.kernels.testing import Comparison, Inputs, expect
 
@@ -90,7 +90,7 @@ def add_low_rank(
 ) -> None:
     """Both kernels."""
     shrink(x, delta, pdl=pdl)
-    expand_into(delta, out if product is None else product, Gate(gate, out) if gate else None, pdl=pdl)
+    expand_into(delta, out if product is None else product, (gate, out) if gate else None, pdl=pdl)
 
 
 def _factors(slot: Tensor, rank: int, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,9 @@ from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.low_rank import tuning
 from nanoserve.kernels.linear.low_rank.triton import expand_kernel, shrink_kernel
 
+Gated = tuple[Activation, Tensor]
+"""An activation, and the gated product [T, N / 2], contiguous, of a gate and an up projection."""
+
 
 class Adapters(NamedTuple):
     """Those of a step's tokens.
@@ -41,13 +44,6 @@ class Product(NamedTuple):
     start_b: int
     ends: tuple[int, ...]
     parts: Tensor | None
-
-
-class Gate(NamedTuple):
-    """The gated product of a gate and an up projection, [T, N / 2], contiguous."""
-
-    activation: Activation
-    out: Tensor
 
 
 class Delta(NamedTuple):
@@ -116,7 +112,7 @@ def expand(delta: Delta, columns: int, *, pdl: bool = False) -> dict[str, Tensor
     return {"deltas_ptr": deltas, "slots_ptr": delta.adapters.slots}
 
 
-def expand_into(delta: Delta, out: Tensor, gate: Gate | None = None, *, pdl: bool = False) -> None:
+def expand_into(delta: Delta, out: Tensor, gate: Gated | None = None, *, pdl: bool = False) -> None:
     """Add the adapters' deltas to a product.
 
     Args:
