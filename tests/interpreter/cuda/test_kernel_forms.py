@@ -28,6 +28,7 @@ from nanoserve.kernels.forms import FP8, Int4, StoredWeight
 from nanoserve.kernels.linear import tuning
 from nanoserve.kernels.linear.copied.launch import copied_linear
 from nanoserve.kernels.linear.launch import LinearWorkspace, fp8_linear, row_linear, skinny_linear
+from nanoserve.kernels.linear.low_rank.launch import expand
 from nanoserve.kernels.heads import HeadTransform, Scoring
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention.launch import prefill_attention
@@ -54,10 +55,12 @@ def launch_all():
         space = LinearWorkspace.create([halves(64, 64)], max_m=2, dtype=HALF, device=cpu)
         skinny_linear(halves(2, 64), halves(64, 64), halves(2, width), workspace=space, gate=gate)
         tile = tuning.CopiedTile(16, 64, 64, 3)
-        copied_linear(halves(2, 128), halves(64, 128), halves(2, width), tile=tile, gate=gate, bias=halves(64))
+        for adapted in (expand(None, 64), {"ready_ptr": some[:1], "deltas_ptr": halves(2, 64), "slots_ptr": some}):
+            how = {"tile": tile, "adapted": adapted}
+            copied_linear(halves(2, 128), halves(64, 128), halves(2, width), gate=gate, bias=halves(64), **how)
         if gate is not None:
             gated_activation_into(halves(2, 64), halves(2, 32), activation=gate)
-    copied_linear(halves(2, 256), halves(64, 256), torch.zeros(2, 2, 64), tile=tile, splits=2)
+    copied_linear(halves(2, 256), halves(64, 256), torch.zeros(2, 2, 64), splits=2, **how)
     numbers, scales = torch.zeros(2, 256, dtype=FP8.dtype), torch.zeros(2)
     quantize_rows_into(halves(2, 512), numbers, scales, activation="silu")
     for form, count in ((FP8(), 1), (FP8(128), 2), (FP8(128, 128), 2)):
@@ -133,7 +136,7 @@ def test_penalties_behind_however_many_drafts_or_verified_tokens_are_one_kernel(
 
 
 def test_every_form_of_a_kernel_compiles(tmp_path: pathlib.Path) -> None:
-    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + (3 + 1) + 2 + (
+    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + (6 + 1) + 2 + (
         1 + 3
     ) + 2 + 2 + 2 + 1 + 3 + 3 + 2 + 1 + (3 + 2)
 

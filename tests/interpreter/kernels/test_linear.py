@@ -25,6 +25,7 @@ from nanoserve.kernels.linear.launch import (
     skinny_linear,
     split_linear,
 )
+from nanoserve.kernels.linear.low_rank.tuning import BESIDE
 from nanoserve.kernels.linear.tuning import copied_tile, row_tile, skinny_tile, split_count
 from nanoserve.kernels.linear.tuning_tiles import INVARIANT_TILES, InvariantTile
 from nanoserve.kernels.testing import Inputs
@@ -306,19 +307,18 @@ def test_slices_of_the_measured_shapes() -> None:
 
 def test_a_tile_that_the_copy_engine_fetches_fits_and_programs_of_a_gate_begin_at_once() -> None:
     room = 225 * 1024
-    for m, (n, k), gate in itertools.product(
-        (2, 33, 64, 128), ((6144, 4096), (28672, 4096), (16384, 2048)), (False, True)
+    for m, (n, k), gate, splits, taken in itertools.product(
+        (2, 33, 64, 128), ((6144, 4096), (28672, 4096), (16384, 2048)), (False, True), (1, 2), (0, BESIDE)
     ):
-        for splits in (1, 2):
-            if tile := copied_tile(m, n, k, gate=gate, splits=splits, room=room):
-                bytes_per_stage = (tile.bm + tile.bn) * tile.bk * 2
-                beside = max(1, room // (bytes_per_stage * tile.stages))
-                assert bytes_per_stage * tile.stages <= room
-                assert tile.stages >= 2
-                assert not gate or -(-n // tile.bn) <= 132 * beside
-            else:
-                assert m <= 32
-                assert splits == 1
+        if tile := copied_tile(m, n, k, gate=gate, splits=splits, room=room, taken=taken):
+            bytes_per_stage = (tile.bm + tile.bn) * tile.bk * 2
+            beside = max(1, room // (bytes_per_stage * tile.stages))
+            assert bytes_per_stage * tile.stages <= room - taken
+            assert tile.stages >= 2
+            assert taken or not gate or -(-n // tile.bn) <= 132 * beside
+        else:
+            assert m <= 32
+            assert splits == 1
     for m, n, k in (
         (129, 6144, 4096),
         (64, 128256, 4096),
@@ -326,7 +326,7 @@ def test_a_tile_that_the_copy_engine_fetches_fits_and_programs_of_a_gate_begin_a
         (64, 6136, 4096),
         (64, 512, 4096),
     ):
-        assert copied_tile(m, n, k, gate=False, splits=1, room=room) is None
+        assert copied_tile(m, n, k, gate=False, splits=1, room=room, taken=0) is None
 
 
 def test_programs_that_would_not_all_run_at_once_take_less_memory_each() -> None:

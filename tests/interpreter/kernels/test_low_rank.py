@@ -160,14 +160,31 @@ def test_a_product_that_begins_beside_the_kernel_that_shrinks_reads_nothing_earl
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("rows", [2, 31, 64])
+@pytest.mark.parametrize(
+    ("columns", "parts"),
+    [(2832, {"added": True}), (2896, {"bias": True}), (5664, {"gate": "silu", "bias": True})],
+)
+def test_products_whose_weight_the_copy_engine_fetches_do(
+    columns: int, parts: dict[str, Any], rows: int, inputs: Inputs
+) -> None:
+    product = random_product(inputs, columns, 640, **parts)
+    runs: Runs = ((0, columns // 2, 0), (columns // 2, columns, 1))
+    agree(check_adapted(inputs, product, runs, [rows], ranks=(16, 64, 32, 128)), TOLERANCES[inputs.dtype])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("rows", [2, 8, 40, 64])
-def test_products_that_begin_early_have_the_bits_of_those_that_wait(rows: int, inputs: Inputs) -> None:
+@pytest.mark.parametrize("columns", [256, 3072])
+def test_products_that_begin_early_have_the_bits_of_those_that_wait(
+    columns: int, rows: int, inputs: Inputs
+) -> None:
     width, slots_of_tokens = 512, [token % 10 for token in range(rows)]
     x, streams = inputs.poisoned(rows, width), inputs.normal(6, rows, width)
     norm, outs = inputs.normal(width) + 1, []
     launches = list[tuple[Delta, LinearCase, torch.Tensor]]()
     for number in range(len(streams)):
-        n = 256 * (1 + number % 3)
+        n = columns * (1 + number % 3)
         product = random_product(inputs, n, width, added=number % 2 > 0)
         delta, _ = random_delta(inputs, ((0, n, 0),), x, slots_of_tokens, ranks=(16,) * 9)
         if launches:

@@ -150,7 +150,8 @@ def skinny_linear(
         ValueError: M is above 128, or the workspace is too small.
     """
     m, (n, k), form = len(x), weight.shape, form_of(weight)
-    if delta is None and multiplied_by_copies(x, weight, out, bias=bias, gate=gate, pdl=pdl):
+    adapted = expand(delta, n, pdl=pdl)
+    if multiplied_by_copies(x, weight, out, adapted, bias=bias, gate=gate, pdl=pdl):
         return
     tile = _tile(m, weight.shape, x.element_size(), x.device, form, gate=gate is not None, splits=None)
     tiles = triton.cdiv(n, tile.bn)
@@ -160,7 +161,7 @@ def skinny_linear(
         raise ValueError(f"the workspace was not made for {m} rows times a weight of {n} x {k}")
     _launch(
         x, weight, tile,
-        out=out, bias=bias, partials=workspace.partials, counters=workspace.counters, gate=gate, delta=delta, pdl=pdl,
+        out_ptr=out, bias_ptr=bias, partials_ptr=workspace.partials, counters_ptr=workspace.counters, gate=gate, pdl=pdl, **adapted,
     )  # fmt: skip
 
 
@@ -193,10 +194,11 @@ def split_linear(
     m, (n, k) = len(x), weight.shape
     if len(partials) != (count := slice_count(m, weight)):
         raise ValueError(f"{m} rows times a weight of {n} x {k} are {count} slices, not {len(partials)}")
-    if delta is None and multiplied_by_copies(x, weight, partials, splits=count, pdl=pdl):
+    adapted = expand(delta, n, pdl=pdl)
+    if multiplied_by_copies(x, weight, partials, adapted, splits=count, pdl=pdl):
         return
     tile = _tile(m, weight.shape, x.element_size(), x.device, form_of(weight), gate=False, splits=count)
-    _launch(x, weight, tile, out=None, bias=None, partials=partials, counters=None, gate=None, delta=delta, pdl=pdl)  # fmt: skip
+    _launch(x, weight, tile, out_ptr=None, bias_ptr=None, partials_ptr=partials, counters_ptr=None, gate=None, pdl=pdl, **adapted)  # fmt: skip
 
 
 def widened(weight: Tensor | StoredWeight, scratch: Tensor) -> Tensor:
@@ -366,24 +368,18 @@ def _launch(
     weight: Tensor | StoredWeight,
     tile: tuning.SkinnyTile,
     *,
-    out: Tensor | None,
-    bias: Tensor | None,
-    partials: Tensor,
-    counters: Tensor | None,
     gate: Activation | None,
-    delta: Delta | None,
     pdl: bool,
+    **places: Tensor | None,
 ) -> None:
     n, k = weight.shape
-    adapted: dict[str, Tensor | None] = {"deltas_ptr": None, "slots_ptr": None}
-    if delta is not None:
-        adapted = expand(delta, n, pdl=pdl)
-        if tile.bm >= 64 and tile.stages > tuning.FEWER:
-            tile = tile._replace(stages=tile.stages - tuning.FEWER)
+    if places["ready_ptr"] is not None and tile.bm >= 64 and tile.stages > tuning.FEWER:
+        tile = tile._replace(stages=tile.stages - tuning.FEWER)
+    if tile.straight:
+        places["ready_ptr"] = None
     skinny_kernel[(triton.cdiv(n, tile.bn), tile.splits)](
-        x_ptr=x, out_ptr=out, bias_ptr=bias, partials_ptr=partials, counters_ptr=counters, M=len(x),
-        N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, **step_arguments(weight, straight=tile.straight), PAIRS=_pairs(x),
-        ready_ptr=delta.ready if delta and not tile.straight else None, STRAIGHT=tile.straight, AHEAD=tile.ahead if pdl else 0,
-        GATE=gate, EVICTION=tile.eviction, STAGES=tile.stages, **adapted, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
+        x_ptr=x, **places, M=len(x), N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, GATE=gate, PAIRS=_pairs(x),
+        **step_arguments(weight, straight=tile.straight), STRAIGHT=tile.straight, AHEAD=tile.ahead if pdl else 0,
+        EVICTION=tile.eviction, STAGES=tile.stages, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
         **({"maxnreg": tuning.MOST_REGISTERS} if tile.straight and k > 2 * tile.bk * tile.splits and (gate is None or tile.bm == 8) else {}), **launch_options(pdl),
     )  # fmt: skip

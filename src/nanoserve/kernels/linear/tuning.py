@@ -253,15 +253,18 @@ class CopiedTile(NamedTuple):
 
 
 @cache
-def copied_tile(m: int, n: int, k: int, *, gate: bool, splits: int, room: int) -> CopiedTile | None:
-    """The tile of a product for which the copy engine fetches; None for a head, for few programs, and of up to 32 rows in one slice, since what comes next begins beside a smaller program."""
+def copied_tile(
+    m: int, n: int, k: int, *, gate: bool, splits: int, room: int, taken: int
+) -> CopiedTile | None:
+    """The tile of a product for which the copy engine fetches, with so much `room`, of which kernels beside it have `taken` while it begins; None for a head, for few programs, and of up to 32 rows in one slice, since what comes next begins beside a smaller program."""
     bm, (bn, bk) = padded(m), (128, 64) if gate else (64, 128)
     few = triton.cdiv(n, bn) * splits < MULTIPROCESSORS // 3
     if bm > MAX_SKINNY_M or n >= WIDE or k % 128 or n % 16 or few or (bm <= 32 and splits == 1):
         return None
     # A multiprocessor's memory for one program, or for as many of a gate as let all of them begin at once.
     beside = min(3, triton.cdiv(triton.cdiv(n, bn), MULTIPROCESSORS)) if gate else 1
-    return CopiedTile(bm, bn, bk, room // (beside * (bn + bm) * bk * 2))
+    step = (bn + bm) * bk * 2
+    return CopiedTile(bm, bn, bk, min(room // (beside * step), (room - taken) // step))
 
 
 def _stored_tile(

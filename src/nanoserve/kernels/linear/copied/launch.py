@@ -19,6 +19,7 @@ from nanoserve.kernels.device.launch import (
 from nanoserve.kernels.forms import PLAIN, StoredWeight
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.copied.triton_copies import CHUNK, PAIR, copied_kernel
+from nanoserve.kernels.linear.low_rank.tuning import BESIDE
 from nanoserve.kernels.linear.tuning import CopiedTile, copied_tile
 from nanoserve.kernels.linear.tuning_table import measured
 
@@ -27,6 +28,7 @@ def multiplied_by_copies(
     x: Tensor,
     weight: Tensor | StoredWeight,
     out: Tensor,
+    adapted: dict[str, Tensor | None],
     *,
     splits: int | None = None,
     bias: Tensor | None = None,
@@ -38,10 +40,11 @@ def multiplied_by_copies(
     fits = x.element_size() == 2 and has_wgmma(x.device)
     if not isinstance(weight, Tensor) or not fits or measured(kind, PLAIN, weight.shape, len(x)):
         return False
-    sizes = (len(x), *weight.shape)
-    tile = copied_tile(*sizes, gate=gate is not None, splits=splits or 1, room=tile_room(x.device))
+    sizes, room = (len(x), *weight.shape), tile_room(x.device)
+    taken = 0 if adapted["ready_ptr"] is None else BESIDE
+    tile = copied_tile(*sizes, gate=gate is not None, splits=splits or 1, room=room, taken=taken)
     if tile is not None:
-        copied_linear(x, weight, out, tile=tile, splits=splits or 1, bias=bias, gate=gate, pdl=pdl)
+        copied_linear(x, weight, out, adapted, tile=tile, splits=splits or 1, bias=bias, gate=gate, pdl=pdl)
     return tile is not None
 
 
@@ -49,6 +52,7 @@ def copied_linear(
     x: Tensor,
     weight: Tensor,
     out: Tensor,
+    adapted: dict[str, Tensor | None],
     *,
     tile: CopiedTile,
     splits: int = 1,
@@ -62,6 +66,7 @@ def copied_linear(
         x: [M, K], contiguous, of half precision, M up to the tile's.
         weight: [N, K], contiguous, in the dtype of `x`; K is a multiple of the tile's step, N of 16.
         out: [M, N], or [M, N / 2] with `gate`, of any float dtype; or the slices.
+        adapted: what `low_rank.launch.expand` returns.
         tile: sizes of the programs.
         splits: slices of K.
         bias: [N], added to the product.
@@ -74,7 +79,7 @@ def copied_linear(
         pairs = weight.view(2, n // (2 * pair), pair, k).transpose(0, 1)
         matrix = described_blocks(pairs, tile.bn // (2 * pair), 2, pair, chunk)
     copied_kernel[(triton.cdiv(n, tile.bn), splits)](
-        x=_swizzled(described_rows(x, tile.bm, chunk)), weight=_swizzled(matrix), out_ptr=out, bias_ptr=bias, M=m, N=n, K=k, GATE=gate,
+        x=_swizzled(described_rows(x, tile.bm, chunk)), weight=_swizzled(matrix), out_ptr=out, bias_ptr=bias, **adapted, M=m, N=n, K=k, GATE=gate,
         BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=splits, STAGES=tile.stages, PDL=pdl, num_warps=4, **launch_options(pdl),
     )  # fmt: skip
 

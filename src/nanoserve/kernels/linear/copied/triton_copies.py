@@ -16,12 +16,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from nanoserve.kernels.device import gates
+from nanoserve.kernels.linear.low_rank import triton as low_rank
 
 CHUNK = gl.constexpr(64)
 """Elements of a row that the copy engine swizzles: 128 bytes."""
 PAIR = gl.constexpr(8)
 """Rows of the gate, and behind them as many of the up projection, by which a tile of both is made: a thread then holds the sums of either."""
 _gated = gluon.jit(gates.gated.fn)
+_wait_for_x = gluon.jit(low_rank.wait_for_x.fn)
 
 
 @gluon.jit
@@ -46,17 +48,30 @@ def _fetch_x(x, full, x_s, stage, k, BK: gl.constexpr):
         tma.async_copy_global_to_shared(x, [0, k + chunk * CHUNK], full, x_s.index(stage * CHUNKS + chunk))
 
 
+@gluon.jit
+def _add_columns(sums, columns, valid, bias_ptr, deltas_ptr, slots, N: gl.constexpr, OUT: gl.constexpr):
+    """Sums of these columns of the product [N], of all rows, in another layout, plus the bias, and what adapters add to rows that have one."""
+    sums = gl.convert_layout(sums, OUT)
+    if bias_ptr is not None:
+        sums += gl.load(bias_ptr + columns, mask=valid, other=0.0).to(gl.float32)[:, None]
+    if deltas_ptr is not None:
+        m = gl.arange(0, sums.shape[1], layout=slots.type.layout)
+        deltas_ptrs = deltas_ptr + m[None, :] * N + columns[:, None]
+        sums += gl.load(deltas_ptrs, mask=(slots > 0)[None, :] & valid[:, None], other=0.0).to(gl.float32)
+    return sums
+
+
 @gluon.jit(do_not_specialize=["M"])
 def copied_kernel(
-    x, weight, out_ptr, bias_ptr, M,
+    x, weight, out_ptr, bias_ptr, ready_ptr, deltas_ptr, slots_ptr, M,
     N: gl.constexpr, K: gl.constexpr, GATE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, SPLITS: gl.constexpr,
     STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (n, s): out[s] = gate(x weight^T + bias) of all M <= BM rows of x and BN of the weight, over slice s of SPLITS; see `triton.skinny_kernel`.
+    """Program (n, s): out[s] = gate(x weight^T + delta + bias) of all M <= BM rows of x and BN of the weight, over slice s of SPLITS; see `triton.skinny_kernel`.
 
     `x` and `weight` describe boxes [BM, CHUNK] and [BN, CHUNK]; with a gate the weight is [N / (2 PAIR), 2, PAIR, K], by as many rows.
     """
-    if PDL:
+    if PDL and ready_ptr is None:
         tl.extra.cuda.gdc_launch_dependents()
     CHUNKS: gl.constexpr = BK // CHUNK
     STEPS: gl.constexpr = K // BK
@@ -77,8 +92,11 @@ def copied_kernel(
     for i in gl.static_range(AHEAD):
         mbarrier.expect(full.index(i), BYTES)
         _fetch_weight(weight, full.index(i), w_s, i, tile, (begin + i) * BK, BN, BK, GATE)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    _wait_for_x(ready_ptr, PDL)
+    if ready_ptr is not None:
+        # The wait for a kernel's end orders what it stored before what the copy engine reads; a word orders the loads of threads alone.
+        fence: gl.constexpr = "fence.proxy.async.global; mov.u32 $0, 0;"
+        gl.inline_asm_elementwise(fence, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
     for i in gl.static_range(AHEAD):
         _fetch_x(x, full.index(i), x_s, i, (begin + i) * BK, BK)
 
@@ -103,20 +121,21 @@ def copied_kernel(
     WIDTH: gl.constexpr = N // 2 if GATE is not None else N
     HEIGHT: gl.constexpr = BN // 2 if GATE is not None else BN
     columns = tile * HEIGHT + gl.arange(0, HEIGHT, layout=gl.SliceLayout(1, OUT))
-    valid = columns < WIDTH
+    m = gl.arange(0, BM, layout=gl.SliceLayout(0, OUT))
+    valid, slots = columns < WIDTH, m
+    if deltas_ptr is not None:
+        # Slices are added up: the first one has what adapters add.
+        slots = gl.load(slots_ptr + m, mask=(m < M) & (split == 0), other=0)
+        if PDL:
+            tl.extra.cuda.gdc_wait()
     if GATE is not None:
         pairs = gl.permute(gl.reshape(sums, [BN // (2 * PAIR), 2, PAIR, BM]), (0, 2, 3, 1))
         gate, up = gl.split(pairs)
-        gate = gl.convert_layout(gl.reshape(gate, [HEIGHT, BM]), OUT)
-        up = gl.convert_layout(gl.reshape(up, [HEIGHT, BM]), OUT)
-        if bias_ptr is not None:
-            gate += gl.load(bias_ptr + columns, mask=valid, other=0.0).to(gl.float32)[:, None]
-            up += gl.load(bias_ptr + WIDTH + columns, mask=valid, other=0.0).to(gl.float32)[:, None]
+        gate, up = gl.reshape(gate, [HEIGHT, BM]), gl.reshape(up, [HEIGHT, BM])
+        gate = _add_columns(gate, columns, valid, bias_ptr, deltas_ptr, slots, N, OUT)
+        up = _add_columns(up, WIDTH + columns, valid, bias_ptr, deltas_ptr, slots, N, OUT)
         sums = _gated(gate, up, GATE)
     else:
-        sums = gl.convert_layout(sums, OUT)
-        if bias_ptr is not None:
-            sums += gl.load(bias_ptr + columns, mask=valid, other=0.0).to(gl.float32)[:, None]
-    m = gl.arange(0, BM, layout=gl.SliceLayout(0, OUT))
+        sums = _add_columns(sums, columns, valid, bias_ptr, deltas_ptr, slots, N, OUT)
     places = (split * M + m)[None, :] * WIDTH + columns[:, None]
     gl.store(out_ptr + places, sums.to(out_ptr.dtype.element_ty), mask=(m < M)[None, :] & valid[:, None])

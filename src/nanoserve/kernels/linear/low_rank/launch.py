@@ -104,12 +104,14 @@ def shrink(x: Tensor, delta: Delta, *, norm_weight: Tensor | None = None, pdl: b
     )  # fmt: skip
 
 
-def expand(delta: Delta, columns: int, *, pdl: bool = False) -> dict[str, Tensor | None]:
-    """Write what adapters add to a product of few tokens, which may begin beside this; returns arguments of its kernel."""
+def expand(delta: Delta | None, columns: int, *, pdl: bool = False) -> dict[str, Tensor | None]:
+    """Write what adapters add to a product of few tokens, which may begin beside this; returns arguments of its kernel, None each without a delta."""
+    if delta is None:
+        return {"ready_ptr": None, "deltas_ptr": None, "slots_ptr": None}
     tokens = delta.shrunk.shape[1]
     deltas = delta.deltas[: tokens * columns].view(tokens, columns)
     _expand(delta, None, deltas, {"N": columns, "GATE": None}, pdl=pdl)
-    return {"deltas_ptr": deltas, "slots_ptr": delta.adapters.slots}
+    return {"ready_ptr": delta.ready, "deltas_ptr": deltas, "slots_ptr": delta.adapters.slots}
 
 
 def expand_into(delta: Delta, out: Tensor, gate: Gated | None = None, *, pdl: bool = False) -> None:

@@ -30,6 +30,9 @@ MOST_PROGRAMS: Final = 132
 MOST_NARROW: Final = 8192
 """Columns of a product up to which one program for each multiprocessor multiplies with B beside it; of 28,672 two take 21 us for 32 adapters instead of 28."""
 
+BESIDE: Final = 88 << 10
+"""Bytes of shared memory that a program of `shrink` and one that multiplies with B have, at most, beside a product of few tokens."""
+
 
 class ExpandTile(NamedTuple):
     """So many rows of B for 16 tokens at a time, `stages` of these in flight, by `programs` in all, of `warps` each with at most so many registers, 0 for any number."""
