@@ -26,7 +26,7 @@ from nanoserve.kernels.tiles import ROLES
 from nanoserve.kernels.pointwise.launch import gated_activation_into
 from nanoserve.kernels.forms import FP8, Int4, StoredWeight
 from nanoserve.kernels.linear import tuning
-from nanoserve.kernels.linear.copied.launch import copied_linear
+from nanoserve.kernels.linear.copied.launch import multiplied_by_copies
 from nanoserve.kernels.linear.launch import LinearWorkspace, fp8_linear, row_linear, skinny_linear
 from nanoserve.kernels.linear.low_rank.launch import expand
 from nanoserve.kernels.heads import HeadTransform, Scoring
@@ -57,15 +57,19 @@ def launch_all():
         tile = tuning.CopiedTile(16, 64, 64, 3)
         for adapted in (expand(None, 64), {"ready_ptr": some[:1], "deltas_ptr": halves(2, 64), "slots_ptr": some}):
             how = {"tile": tile, "adapted": adapted}
-            copied_linear(halves(2, 128), halves(64, 128), halves(2, width), gate=gate, bias=halves(64), **how)
+            multiplied_by_copies(halves(2, 128), halves(64, 128), halves(2, width), gate=gate, bias=halves(64), **how)
         if gate is not None:
             gated_activation_into(halves(2, 64), halves(2, 32), activation=gate)
-    copied_linear(halves(2, 256), halves(64, 256), torch.zeros(2, 2, 64), splits=2, **how)
+    multiplied_by_copies(halves(2, 256), halves(64, 256), torch.zeros(2, 2, 64), splits=2, **how)
     numbers, scales = torch.zeros(2, 256, dtype=FP8.dtype), torch.zeros(2)
     quantize_rows_into(halves(2, 512), numbers, scales, activation="silu")
     for form, count in ((FP8(), 1), (FP8(128), 2), (FP8(128, 128), 2)):
         weight = StoredWeight(form, torch.zeros(64, 256, dtype=FP8.dtype), torch.zeros(64, count))
         fp8_linear(numbers, scales, weight, halves(2, 64))
+        tile, adapted, out = tuning.CopiedTile(32, 64, 128, 2), expand(None, 64), halves(2, 64)
+        multiplied_by_copies(halves(2, 256), weight, halves(2, 32), adapted, tile=tile, gate="silu", bias=halves(64))
+        multiplied_by_copies(halves(2, 256), weight, torch.zeros(2, 2, 64), adapted, tile=tile, splits=2)
+        multiplied_by_copies(numbers, weight, out, adapted, tile=tile, x_scales=scales, residual=out)
     for form in (FP8(), Int4()):
         kept = (torch.zeros(2048, form.stored_width(2048), dtype=form.dtype), torch.zeros(2048, form.scale_count(2048), dtype=form.scale_dtype))
         weight = StoredWeight(form, *kept)
@@ -136,9 +140,10 @@ def test_penalties_behind_however_many_drafts_or_verified_tokens_are_one_kernel(
 
 
 def test_every_form_of_a_kernel_compiles(tmp_path: pathlib.Path) -> None:
-    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + (6 + 1) + 2 + (
-        1 + 3
-    ) + 2 + 2 + 2 + 1 + 3 + 3 + 2 + 1 + (3 + 2)
+    assert (
+        late_kernels(PROGRAM, tmp_path)
+        == 3 + 3 + (6 + 1) + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3 + 2 + 1 + (3 + 2) + 2 * 3
+    )
 
 
 def late_kernels(text: str, tmp_path: pathlib.Path) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable
-from typing import NamedTuple, Self, TypeGuard
+from typing import Any, NamedTuple, Self, TypeGuard
 
 import torch
 import triton
@@ -26,7 +26,7 @@ from nanoserve.kernels.linear.copied.launch import multiplied_by_copies
 from nanoserve.kernels.linear.low_rank.launch import Delta, expand
 from nanoserve.kernels.linear.triton import row_kernel, skinny_kernel, widen_kernel
 from nanoserve.kernels.linear.triton_tiles import invariant_kernel, packed_kernel
-from nanoserve.kernels.linear.tuning_table import TABLE, form_name, fp8_way, measured, packed_way
+from nanoserve.kernels.linear.tuning_table import BUCKETS, TABLE, form_name, fp8_way, measured, packed_way
 
 
 class LinearWorkspace(NamedTuple):
@@ -136,13 +136,10 @@ def skinny_linear(
     adds the sums of the slices in a fixed order, so the result does not depend on the order of arrival (the
     scheme of "Stream-K", Osama et al. 2023, without its atomic additions).
 
-    Args:
+    Args, where they are not those of `row_linear`:
         x: [M, K], contiguous, 1 <= M <= 128.
-        weight: [N, K], contiguous, in the dtype of `x`, or stored in a form.
         out: [M, N], or [M, N / 2] with `gate`, contiguous; any float dtype. It may not be `x`.
         workspace: made for a list of products that has (N, K) in it.
-        bias: [N], added to the product.
-        gate: as in `row_linear`.
         delta: what adapters add, shrunk of x.
         pdl: see `nanoserve.kernels.device.pdl`. Weight and bias are read before the wait.
 
@@ -181,12 +178,8 @@ def split_linear(
 ) -> None:
     """Compute partials[s] = x[:, slice s of K] weight[:, slice s of K]^T, which their reader adds up.
 
-    Args:
-        x: [M, K], contiguous, 1 <= M <= 128.
-        weight: [N, K], contiguous, in the dtype of `x`, or stored in a form.
+    Args, beside those of `skinny_linear`:
         partials: float32 [S, M, N], contiguous, with S = slice_count(M, weight).
-        delta: what adapters add to their sum, shrunk of x.
-        pdl: see `nanoserve.kernels.device.pdl`. The weight is read before the wait.
 
     Raises:
         ValueError: M is above 128, or `partials` has another S.
@@ -274,7 +267,9 @@ def stored_ways(weight: Tensor | StoredWeight, x: Tensor) -> list[int]:
     shape = form_name(form), *weight.shape
     kept = [key.rows for key in TABLE if key[1:4] == shape and key.kind in {"fp8", "packed"}]
     if takes_fp8(weight, x):
-        return [*tuning_tiles.fp8_rows(len(weight), blocks=weight.scales.shape[-1] > 1), *kept]
+        blocks = weight.scales.shape[-1] > 1
+        # Where the copy engine fetches, each bucket of up to 64 rows has a tile.
+        return [*tuning_tiles.fp8_rows(len(weight), blocks=blocks), *BUCKETS[2:5], *kept]
     packed = form.per_word > 1 and x.element_size() < 4
     return [*tuning_tiles.packed_ways(*weight.shape), *kept] if packed else []
 
@@ -290,13 +285,10 @@ def packed_linear(
 ) -> None:
     """Compute out = x weight^T + bias + residual for many rows, with numbers that are widened in registers.
 
-    Args:
+    Args, where they are not those of `invariant_linear`:
         x: [T, K], contiguous, of half precision, T >= 1.
         weight: [N, K], in a form that packs several numbers into a word.
-        out: [T, N], contiguous; any float dtype. It may not be `x`.
         workspace: made for a list of products that has (N, K) in it.
-        bias: [N], added to the product.
-        residual: [T, N], contiguous, added to the sum; may be `out` itself.
     """
     (n, k), described = weight.shape, has_wgmma(x.device)
     tile = packed_way(weight.form, triton.cdiv(len(x), 64) * 64, n, k)
@@ -320,19 +312,19 @@ def fp8_linear(
 ) -> None:
     """Compute out = (x x_scales) weight^T + bias + residual of 8-bit floats on the tensor cores, which multiply them twice as fast as halves.
 
-    Args:
+    Args, where they are not those of `invariant_linear`:
         x: float8_e4m3fn [T, K], contiguous, T >= 1, as `quantize_rows_into` writes it.
         x_scales: float32 [T].
         weight: [N, K], in the form of 8-bit floats.
-        out: [T, N], contiguous; any float dtype.
-        bias: [N], added to the product.
-        residual: [T, N], contiguous, added to the sum; may be `out` itself.
         invariant: whether each row has the same bits however many rows there are, at the price of one tile for all.
-        pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. Of few rows' weight some is read before the wait.
     """
     num_rows, (n, k) = len(x), weight.shape
     scales, form = weight.scales, weight.form
     assert isinstance(form, FP8)
+    copied: dict[str, Any] = {"x_scales": x_scales, "bias": bias, "residual": residual, "pdl": pdl}
+    if not invariant and multiplied_by_copies(x, weight, out, expand(None, n), **copied):
+        return
     tile = tuning_tiles.FP8_TILES[-2][0] if invariant else fp8_way(form, num_rows, n, k)
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
         x_ptr=x, x_scale_ptr=x_scales, weight_ptr=weight.numbers, scale_ptr=scales, out_ptr=out, bias_ptr=bias,

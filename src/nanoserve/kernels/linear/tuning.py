@@ -244,7 +244,7 @@ def skinny_tile(
 
 
 class CopiedTile(NamedTuple):
-    """`bm` rows of x times `bn` rows of a plain weight, `bk` elements of K a step, by the copy engine with room for `stages` steps."""
+    """`bm` rows of x times `bn` rows of the weight, `bk` elements of K a step, by the copy engine with room for `stages` steps."""
 
     bm: int
     bn: int
@@ -254,17 +254,26 @@ class CopiedTile(NamedTuple):
 
 @cache
 def copied_tile(
-    m: int, n: int, k: int, *, gate: bool, splits: int, room: int, taken: int
+    m: int, n: int, k: int, sizes: tuple[int, int], *, gate: bool, splits: int, room: int, taken: int
 ) -> CopiedTile | None:
-    """The tile of a product for which the copy engine fetches, with so much `room`, of which kernels beside it have `taken` while it begins; None for a head, for few programs, and of up to 32 rows in one slice, since what comes next begins beside a smaller program."""
-    bm, (bn, bk) = padded(m), (128, 64) if gate else (64, 128)
-    few = triton.cdiv(n, bn) * splits < MULTIPROCESSORS // 3
-    if bm > MAX_SKINNY_M or n >= WIDE or k % 128 or n % 16 or few or (bm <= 32 and splits == 1):
+    """The tile of a product for which the copy engine fetches, with so much `room`, of which kernels beside it have `taken` while it begins; `sizes` are the bytes of numbers of the weight and of x.
+
+    None for a head, for few programs, of halves in one slice for up to 32 rows, since what comes next begins beside a smaller program, and of weights that are widened for other rows than 9 to 16.
+    """
+    (w_bytes, x_bytes), bm, bn, bk = sizes, padded(m), 64, 128
+    if w_bytes == 2:
+        (bn, bk), most = ((128, 64), 3) if gate else ((64, 128), 1)
+        served = bm > 32 or splits > 1
+    else:
+        bn, most = (64, 128)[triton.cdiv(n, 128) * splits >= 0.9 * MULTIPROCESSORS], 4
+        served = bm <= 64 if x_bytes == 1 else 8 < m <= 16
+    programs = triton.cdiv(n, bn) * splits
+    if not served or bm > MAX_SKINNY_M or n >= WIDE or k % 128 or n % 16 or programs < MULTIPROCESSORS // 3:
         return None
-    # A multiprocessor's memory for one program, or for as many of a gate as let all of them begin at once.
-    beside = min(3, triton.cdiv(triton.cdiv(n, bn), MULTIPROCESSORS)) if gate else 1
-    step = (bn + bm) * bk * 2
-    return CopiedTile(bm, bn, bk, min(room // (beside * step), (room - taken) // step))
+    # A multiprocessor's memory for one program, or for as many of a gate or of 8-bit floats as let all of them begin at once.
+    step = (bn * w_bytes + bm * x_bytes) * bk
+    beside = min(most, room // (3 * step), triton.cdiv(programs, MULTIPROCESSORS))
+    return CopiedTile(bm, bn, bk, min(16, room // (beside * step), (room - taken) // step))
 
 
 def _stored_tile(
