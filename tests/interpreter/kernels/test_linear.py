@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nanoserve.kernels.forms import FP8, StoredWeight
+from nanoserve.kernels.forms.layout import ROW
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear import launch, tuning_tiles
 from nanoserve.kernels.linear.cases import (
@@ -310,7 +311,7 @@ def test_a_tile_that_the_copy_engine_fetches_fits_and_programs_of_a_gate_begin_a
     for m, (n, k), gate, splits, taken in itertools.product(
         (2, 33, 64, 128), ((6144, 4096), (28672, 4096), (16384, 2048)), (False, True), (1, 2), (0, BESIDE)
     ):
-        if tile := copied_tile(m, n, k, (2, 2), gate=gate, splits=splits, room=room, taken=taken):
+        if tile := copied_tile(m, n, k, (2, 2, 1), gate=gate, splits=splits, room=room, taken=taken):
             bytes_per_stage = (tile.bm + tile.bn) * tile.bk * 2
             beside = max(1, room // (bytes_per_stage * tile.stages))
             assert bytes_per_stage * tile.stages <= room - taken
@@ -326,23 +327,26 @@ def test_a_tile_that_the_copy_engine_fetches_fits_and_programs_of_a_gate_begin_a
         (64, 6136, 4096),
         (64, 512, 4096),
     ):
-        for sizes in ((2, 2), (1, 2), (1, 1)):
+        for sizes in ((2, 2, 1), (1, 2, ROW), (1, 1, ROW)):
             assert copied_tile(m, n, k, sizes, gate=False, splits=1, room=room, taken=0) is None
 
 
 @pytest.mark.parametrize("x_bytes", [1, 2])
-def test_8_bit_floats_that_the_copy_engine_fetches_have_steps_on_their_way(x_bytes: int) -> None:
+@pytest.mark.parametrize("group", [128, ROW])
+def test_8_bit_floats_that_the_copy_engine_fetches_have_steps_on_their_way(x_bytes: int, group: int) -> None:
     room = 225 * 1024
     for m, (n, k), gate, splits in itertools.product(
         (2, 9, 16, 33, 64), ((6144, 4096), (28672, 4096), (16384, 2048)), (False, True), (1, 8)
     ):
-        if tile := copied_tile(m, n, k, (1, x_bytes), gate=gate, splits=splits, room=room, taken=0):
+        sizes = (1, x_bytes, group)
+        if tile := copied_tile(m, n, k, sizes, gate=gate, splits=splits, room=room, taken=0):
             assert tile.bm >= m
-            assert 3 <= tile.stages <= 16
+            assert 2 <= tile.stages <= 16
             assert tile.stages * (tile.bn + tile.bm * x_bytes) * tile.bk <= room
+            assert tile.bk == 128 or (group == ROW and x_bytes == 1)
         else:
             assert x_bytes == 2
-            assert not 8 < m <= 16
+            assert not 8 < m <= 16 or (splits == 1 and not gate)
 
 
 def test_programs_that_would_not_all_run_at_once_take_less_memory_each() -> None:

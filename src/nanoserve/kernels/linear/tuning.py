@@ -254,26 +254,30 @@ class CopiedTile(NamedTuple):
 
 @cache
 def copied_tile(
-    m: int, n: int, k: int, sizes: tuple[int, int], *, gate: bool, splits: int, room: int, taken: int
+    m: int, n: int, k: int, sizes: tuple[int, int, int], *, gate: bool, splits: int, room: int, taken: int
 ) -> CopiedTile | None:
-    """The tile of a product for which the copy engine fetches, with so much `room`, of which kernels beside it have `taken` while it begins; `sizes` are the bytes of numbers of the weight and of x.
+    """The tile of a product for which the copy engine fetches, with so much `room`, of which kernels beside it have `taken` while it begins; `sizes` are the bytes of numbers of the weight and of x, and how many share a scale.
 
-    None for a head, for few programs, of halves in one slice for up to 32 rows, since what comes next begins beside a smaller program, and of weights that are widened for other rows than 9 to 16.
+    None for a head, for few programs, of halves in one slice for up to 32 rows, since what comes next begins beside a smaller program, and of weights that are widened for other rows than 9 to 16, or for these in one slice without a gate.
     """
-    (w_bytes, x_bytes), bm, bn, bk = sizes, padded(m), 64, 128
+    (w_bytes, x_bytes, group), bm, bn, bk, most = sizes, padded(m), 64, 128, 4
     if w_bytes == 2:
         (bn, bk), most = ((128, 64), 3) if gate else ((64, 128), 1)
         served = bm > 32 or splits > 1
+    elif x_bytes == 2:
+        served = 8 < m <= 16 and (gate or splits > 1)
     else:
-        bn, most = (64, 128)[triton.cdiv(n, 128) * splits >= 0.9 * MULTIPROCESSORS], 4
-        served = bm <= 64 if x_bytes == 1 else 8 < m <= 16
+        served, bn = bm <= 64, 128 if triton.cdiv(n, 128) >= 0.9 * MULTIPROCESSORS else 64
     programs = triton.cdiv(n, bn) * splits
     if not served or bm > MAX_SKINNY_M or n >= WIDE or k % 128 or n % 16 or programs < MULTIPROCESSORS // 3:
         return None
     # A multiprocessor's memory for one program, or for as many of a gate or of 8-bit floats as let all of them begin at once.
     step = (bn * w_bytes + bm * x_bytes) * bk
     beside = min(most, room // (3 * step), triton.cdiv(programs, MULTIPROCESSORS))
-    return CopiedTile(bm, bn, bk, min(16, room // (beside * step), (room - taken) // step))
+    stages = min(16, room // (beside * step), (room - taken) // step)
+    # Rounded rows want long steps, unless these have a scale each: 64 of an 8B take 3,977 us, not 4,130.
+    longer = 2 if x_bytes == 1 and group >= k and k % 256 == 0 and stages >= 4 else 1
+    return CopiedTile(bm, bn, longer * bk, stages // longer)
 
 
 def _stored_tile(

@@ -71,7 +71,7 @@ def _faster_tile(
     fits = served and x.element_size() < 4 and device.has_wgmma(x.device)
     if not fits or measured(kind, form, (n, k), len(x)):
         return None
-    sizes, gate = (weight.nbytes // (n * k), x.element_size()), kind == "skinny gated"
+    sizes, gate = (weight.nbytes // (n * k), x.element_size(), form.group), kind == "skinny gated"
     return copied_tile(len(x), n, k, sizes, gate=gate, splits=splits, room=room, taken=BESIDE * adapted)
 
 
