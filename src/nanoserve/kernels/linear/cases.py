@@ -16,7 +16,7 @@ from nanoserve.kernels.linear.low_rank.cases import Runs, random_delta
 from nanoserve.kernels.linear.low_rank.launch import Delta, shrink
 from nanoserve.kernels.testing import Comparison, Inputs, expect
 
-SKINNY_ROWS: Final = (5, 20, 33)
+SKINNY_ROWS: Final = (5, 16, 20, 33)
 """One number of rows for each tile that batches of up to 64 rows run with."""
 MOST_COMPARED: Final = 4096
 """Rows of an invariant product whose bits are compared with those of few."""
