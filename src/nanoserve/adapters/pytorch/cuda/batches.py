@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import attrs
 
@@ -95,24 +95,14 @@ class Batches:
         """The tokens that the newest step computed of the batch, in the order of its places."""
         return [(row, self._lengths[row] + self._steps - 2, 1) for row in self._batch.places]
 
-    def add_tokens(self, rows: Sequence[int]) -> None:
-        """A mixed step gave these rows, which are not in the batch, one token each."""
+    def add_tokens(self, rows: Iterable[int], count: int = 1) -> None:
+        """A step gave these rows so many tokens each beside those of the batch; below 0, it has given them fewer after all."""
         for row in rows:
-            self._lengths[row] += 1
-
-    def gain(self, row: int, count: int, admissions: int) -> None:
-        """A row that is not in the batch was given tokens, unless it was admitted later."""
-        if self.has_stayed(row, admissions):
             self._lengths[row] += count
 
     def has_stayed(self, row: int, admissions: int) -> bool:
         """True if a row was not admitted after as many admissions."""
         return self._admitted_at[row] <= admissions
-
-    def take_back(self, rows: Iterable[int]) -> None:
-        """The newest step has given these rows no token after all."""
-        for row in rows:
-            self._lengths[row] -= 1
 
     def of(self, rows: tuple[int, ...]) -> tuple[Batch, int]:
         """The batch of these rows, which becomes the arena's, and the length of its longest row now."""

@@ -73,7 +73,7 @@ class ForwardLauncher:
         self._embed_newest(places, stream, pdl=pdl)
         step = self._step(stream, places=places, splits=splits, width=width, pdl=pdl)
         pdl = pdl and not self.many.is_invariant
-        low_rank = self.loras.of_batch(len(stream), pdl=pdl) if adapted and self.loras else None
+        low_rank = self.loras.of(len(stream), pdl=pdl) if adapted and self.loras else None
         policy = policy_for(len(stream), self.many, self._space.most_skinny)
         ops = LinearOps(policy, self._sums, stream, self._space, pdl=pdl, low_rank=low_rank)
         self._run(self._layers, ops, step)
@@ -105,7 +105,7 @@ class ForwardLauncher:
             self._embed_newest(places, stream[num_tokens:], pdl=False)
         if isinstance(self.model, Encoder):
             self.model.add_positions(stream, arena.sections["added_rows"], self._space.normed)
-        low_rank = self.loras.of_chunks() if self.loras and adapted else None
+        low_rank = self.loras.of() if self.loras and adapted else None
         ops = LinearOps(
             Wide(self.many.products), self._sums, stream, self._space, pdl=False, low_rank=low_rank
         )

@@ -141,16 +141,10 @@ class DeviceLoras:
         widths = sorted({site.in_features for site in self.host.layout.sites.values()})
         return shrink_ways(widths, most, invariant=self.many.is_invariant)
 
-    def of_batch(self, places: int, *, pdl: bool) -> Shrink:
-        """The adapters of a batch of this many places."""
-        return self._of("batch", most_items(places, self._num_slots, self.rank), pdl=pdl)
-
-    def of_chunks(self) -> Shrink:
-        """The adapters of a step with chunks."""
-        return self._of("chunk", None, pdl=False)
-
-    def _of(self, kind: str, most: int | None, *, pdl: bool) -> Shrink:
-        sections = self._arena.sections
+    def of(self, places: int | None = None, *, pdl: bool = False) -> Shrink:
+        """The adapters of a batch of this many places, or of a step with chunks."""
+        sections, kind = self._arena.sections, "chunk" if places is None else "batch"
+        most = None if places is None else most_items(places, self._num_slots, self.rank)
         units, items, order, slots = (sections[f"lora_{kind}_{name}"] for name in Description._fields)
         adapters = Adapters(self._numbers, units, items[:most], order, slots)
         return functools.partial(self._shrink, adapters, pdl)

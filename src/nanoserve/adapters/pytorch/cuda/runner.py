@@ -108,7 +108,7 @@ class CudaRunner:
         with self._recovery.watched():
             missing = self._special.draw_held(ticket, masks)
             if ticket.late is not None and not ticket.late.width:
-                self._batches.take_back(missing)
+                self._batches.add_tokens(missing, -1)
 
     def collect(self, ticket: CudaTicket, /) -> StepResult:
         """Wait for a step's tokens."""

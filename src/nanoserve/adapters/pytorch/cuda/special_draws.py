@@ -40,14 +40,10 @@ class SpecialDraws:
         # The newest draw with masks, until their memory is lent for others.
         self._masked: CudaTicket | None = None
         self.then: Callable[[], object] | None = None
-        sizes = arena.sizes
-        most, device = most_masks(sizes), arena.lengths.device
-        sizes_of: dict[str, int] = {
-            "vocab_size": sampler.vocab_size,
-            "most": most,
-            "sink_row": arena.sink_row,
-        }
-        self.masks = PinnedMasks(**sizes_of, device=device)
+        most, device = most_masks(arena.sizes), arena.lengths.device
+        self.masks = PinnedMasks(
+            vocab_size=sampler.vocab_size, most=most, sink_row=arena.sink_row, device=device
+        )
 
     def hold(self, plan: StepPlan, draw: Callable[..., CudaTicket]) -> CudaTicket:
         """Keep a plan's draw, a function of `masks` and of rows that are `missing` one; returns the ticket of its forward pass."""

@@ -34,17 +34,13 @@ class Verified:
     Attributes:
         asked: the plan's `sampling_rows`, which all of these are.
         tentative: those of the others whose token is not verified.
-        parts: rows that were drawn together, the places of each, what they have gained, and their scores.
+        parts: rows that were drawn together, the places of each, what they have gained (see `sample_and_append`), and their scores.
     """
 
     others: tuple[int, ...]
     asked: tuple[int, ...]
     tentative: AbstractSet[int] = frozenset()
     parts: list[tuple[tuple[int, ...], int, Download, ComingScores | None]] = attrs.field(factory=list)
-
-    def add(self, rows: tuple[int, ...], width: int, gained: Download, scores: ComingScores | None) -> None:
-        """Rows were drawn, of so many places each, `gained` being as `sample_and_append` says."""
-        self.parts.append((rows, width, gained, scores))
 
     def join(self, result: StepResult) -> StepResult:
         """The result of all rows, `result` being that of the others; waits for it."""

@@ -132,7 +132,7 @@ class Windows:
         for rows, index in self._slices(spans, width):
             places, logits, where = self._compute(rows, width, index, hidden)
             scores = self._special.draw_window(rows, places, logits, width, **where)
-            verified.add(rows, width, self._drawing.arrivals.fetch(where["drawn"][0]), scores)
+            verified.parts.append((rows, width, self._drawing.arrivals.fetch(where["drawn"][0]), scores))
         return verified
 
     def note_decoded(self, plan: StepPlan) -> Verified | None:
@@ -169,11 +169,12 @@ class Windows:
         tokens, counts = iter(result.token_ids), result.counts or (1,) * len(verified.asked)
         for row, count in zip(verified.asked, counts, strict=True):
             gained = list(itertools.islice(tokens, count))
-            is_verified = row in self._histories and row not in verified.tentative
-            if is_verified and self._batches.has_stayed(row, admissions):
+            if not self._batches.has_stayed(row, admissions):
+                continue
+            if row in self._histories and row not in verified.tentative:
                 self._histories[row][1].extend(gained)
             if row not in verified.others:
-                self._batches.gain(row, count, admissions)
+                self._batches.add_tokens((row,), count)
 
     def _take_room(self) -> Tensor:
         """Memory for logits [MOST_PLACES or less, vocab]."""
