@@ -17,7 +17,7 @@ SLACK = 150
 ROOMS = {
     "ports": 4003,
     "domain": 9038,
-    "kernels": 16275,
+    "kernels": 16460,
     "adapters/pytorch": 16958,
     "adapters": 11115,
     "entrypoints/server": 10949,
