@@ -27,6 +27,7 @@ from nanoserve.kernels.pointwise.launch import gated_activation_into
 from nanoserve.kernels.forms import FP8, Int4, StoredWeight
 from nanoserve.kernels.linear import tuning
 from nanoserve.kernels.linear.copied.launch import multiplied_by_copies
+from nanoserve.kernels.linear.gated.launch import gated_linear
 from nanoserve.kernels.linear.launch import LinearWorkspace, fp8_linear, row_linear, skinny_linear
 from nanoserve.kernels.linear.low_rank.launch import expand
 from nanoserve.kernels.heads import HeadTransform, Scoring
@@ -60,6 +61,7 @@ def launch_all():
             multiplied_by_copies(halves(2, 128), halves(64, 128), halves(2, width), gate=gate, bias=halves(64), **how)
         if gate is not None:
             gated_activation_into(halves(2, 64), halves(2, 32), activation=gate)
+            gated_linear(halves(200, 64), halves(256, 64), halves(200, 128), gate=gate)
     multiplied_by_copies(halves(2, 256), halves(64, 256), torch.zeros(2, 2, 64), splits=2, **how)
     numbers, scales = torch.zeros(2, 256, dtype=FP8.dtype), torch.zeros(2)
     quantize_rows_into(halves(2, 512), numbers, scales, activation="silu")
@@ -142,7 +144,7 @@ def test_penalties_behind_however_many_drafts_or_verified_tokens_are_one_kernel(
 def test_every_form_of_a_kernel_compiles(tmp_path: pathlib.Path) -> None:
     assert (
         late_kernels(PROGRAM, tmp_path)
-        == 3 + 3 + (6 + 1) + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3 + 2 + 1 + (3 + 2) + 2 * 3
+        == 3 + 3 + (6 + 1) + 2 + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3 + 2 + 1 + (3 + 2) + 2 * 3
     )
 
 

@@ -24,6 +24,7 @@ from nanoserve.kernels.delta_rule import cases as delta_rule
 from nanoserve.kernels.draft_head import cases as draft_head
 from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.forms import StoredWeight
+from nanoserve.kernels.gates import Activation, gated
 from nanoserve.kernels.latent_attention import cases as latent_attention
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.linear.low_rank import cases as low_rank
@@ -77,6 +78,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "skinny_linear": (linear, ("out",)),
     "split_linear": (linear, ("partials",)),
     "invariant_linear": (linear, ("out",)),
+    "gated_linear": (linear, ("out",)),
     "fp8_linear": (linear, ("out",)),
     "packed_linear": (linear, ("out",)),
     "add_low_rank": (low_rank, ("out",)),
@@ -135,6 +137,17 @@ FEWER: Final = (
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     shrink_tiles(monkeypatch)
+
+
+def gated_linear(x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation) -> None:
+    """In the place of a kernel in Gluon, which no interpreter has, and which takes no float32."""
+    out.copy_(gated(x @ weight.t(), gate))
+
+
+@pytest.fixture(autouse=True)
+def _without_gluon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "fits_gated", lambda *_: True)
+    monkeypatch.setattr(linear, "gated_linear", gated_linear)
 
 
 @pytest.fixture(scope="module")

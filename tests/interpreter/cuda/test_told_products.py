@@ -64,7 +64,9 @@ def test_what_is_told_is_launched(
     monkeypatch.setattr(many_rows, "quantize_rows_into", lambda *_, **__: None)
     monkeypatch.setattr(VendorProducts, "multiply_plain", lambda *_, **__: None)
     space: Any = make_workspace(model, max_tokens=1100, max_num_seqs=4, dtype=DTYPE, device=CPU)
-    ops: Any = SimpleNamespace(space=space, shrink=lambda *_: None, adapt=lambda *_: False, pdl=False)
+    ops: Any = SimpleNamespace(
+        space=space, low_rank=None, shrink=lambda *_: None, adapt=lambda *_: False, pdl=False
+    )
     product = model.products()[0].linear
     for rows in (1, 2, 16, 17, 64, 65, 128, 1025, 1100):
         called.clear()

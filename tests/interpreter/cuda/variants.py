@@ -32,6 +32,7 @@ from nanoserve.adapters.pytorch.mixers.latent import gpu as latent_mixer
 from nanoserve.entrypoints.compose.shapes import SHAPES
 from nanoserve.kernels.latent_attention import launch as latents
 from nanoserve.kernels.linear import launch as linear
+from nanoserve.kernels.linear.gated import launch as gated
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.step import BlockCopy, Chunk, LoraLoad, StepPlan
@@ -206,7 +207,7 @@ def main() -> None:
     JITFunction.run = functools.partialmethod(launch, recorder)
     stand_in: Any = {"supports_pdl": lambda _: True, "SMALL_GPU": 132}
     vars(building).update(stand_in)
-    for module in (latent_mixer, latents, linear):
+    for module in (gated, latent_mixer, latents, linear):
         vars(module).update(has_wgmma=stand_in["supports_pdl"])
     vars(models).update(fill_randomly=lambda *_, **__: None)  # there is nothing to fill
     # Operators without memory are Python functions, which would import torch's compiler for seconds, and are slow.

@@ -21,6 +21,7 @@ KERNEL_FILES = {
     "triton",
     "triton_choice",
     "triton_copies",
+    "triton_gated",
     "triton_tiles",
     "tuning_tiles",
     "tuning_table",

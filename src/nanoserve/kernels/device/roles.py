@@ -280,7 +280,8 @@ def _attend_tiles(
 
 
 @gluon.jit
-def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """COUNT barriers in shared memory, each for so many ARRIVALS."""
     made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(made.index(i), count=ARRIVALS)
@@ -308,9 +309,9 @@ def prefill_attention_by_roles_kernel(
         q_s = q_s[0], gl.allocate_shared_memory(query.dtype, [ROWS, CHUNK], SWIZZLED)
         k_s = k_s[0], gl.allocate_shared_memory(query.dtype, [STAGES, KEYS, CHUNK], SWIZZLED)
     v_s = gl.allocate_shared_memory(query.dtype, [STAGES, KEYS, HEAD_DIM], SWIZZLED)
-    q_full, q_empty = _barriers(1, 1).index(0), _barriers(1, 2).index(0)
-    k_full, k_empty = _barriers(STAGES, 1), _barriers(STAGES, 2)
-    v_full, v_empty = _barriers(STAGES, 1), _barriers(STAGES, 2)
+    q_full, q_empty = barriers(1, 1).index(0), barriers(1, 2).index(0)
+    k_full, k_empty = barriers(STAGES, 1), barriers(STAGES, 2)
+    v_full, v_empty = barriers(STAGES, 1), barriers(STAGES, 2)
     fence_async_shared()
     buffers = q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty
     written = out_ptr, accs_ptr, ms_ptr, ls_ptr

@@ -12,6 +12,7 @@ from nanoserve.kernels.forms import PLAIN, StoredWeight, form_of
 from nanoserve.kernels.forms.fp8 import LARGEST
 from nanoserve.kernels.gates import Activation, gated
 from nanoserve.kernels.linear import launch, reference
+from nanoserve.kernels.linear.gated.launch import fits_gated, gated_linear
 from nanoserve.kernels.linear.low_rank.cases import Runs, random_delta
 from nanoserve.kernels.linear.low_rank.launch import Delta, shrink
 from nanoserve.kernels.testing import Comparison, Inputs, expect
@@ -219,6 +220,14 @@ def check_packed_linear(
         parts = _results(inputs, product, product.formula(x, gate=False))
         parts |= {"weight": weight, "workspace": _space(inputs, product, [1])}
         yield from inputs.compare(launch.packed_linear, product.case(rows), x=x, **parts)
+
+
+def check_gated_linear(inputs: Inputs, product: LinearCase, rows: int = 300) -> Iterator[Comparison]:
+    """Many rows of a gate and an up projection. Nothing where the product is another one, or has no kernel."""
+    x, weight = inputs.normal(rows, product.weight.shape[1]), product.weight
+    if product.gate and product.bias is None and isinstance(weight, Tensor) and fits_gated(x, weight):
+        parts = {"x": x, "weight": weight, "out": expect(product.formula(x)), "gate": product.gate}
+        yield from inputs.compare(gated_linear, product.case(rows), **parts)
 
 
 def check_invariant_linear(inputs: Inputs, product: LinearCase, rows: int = 7) -> Iterator[Comparison]:

@@ -51,6 +51,7 @@ from nanoserve.adapters.pytorch.sampling.device_sampler import score_on_device
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.device.launch import supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
+from nanoserve.kernels.linear.gated.launch import LEAST_ROWS
 from nanoserve.kernels.linear.launch import invariant_ways, stored_ways
 from nanoserve.kernels.ngrams.launch import propose_ngrams
 from nanoserve.ports.engine_facts import EngineSizes
@@ -257,6 +258,7 @@ class _Site:
         ways = (list_ways(each.experts, each.routing.slots, most, **what) for each in mixtures)
         some, products = torch.empty(0, dtype=self._dtype, device=self.device), self._model.products()
         tiles = chain.from_iterable(stored_ways(each.linear.matrix, some) for each in products)
+        tiles = chain(tiles, () if invariant else (LEAST_ROWS,))
         fixed: list[Any] = [each.router.weight for each in mixtures]
         fixed += [each.linear.matrix for each in products] if invariant else []
         rows = (invariant_ways(each, some, most) for each in fixed)

@@ -15,6 +15,7 @@ from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.forms import PLAIN, StoredWeight, form_of
 from nanoserve.kernels.forms.launch import quantize_rows_into
 from nanoserve.kernels.linear import launch
+from nanoserve.kernels.linear.gated.launch import LEAST_ROWS, fits_gated, gated_linear
 from nanoserve.kernels.pointwise.launch import gated_activation_into
 from nanoserve.ports.layer_spec import Activation
 
@@ -81,6 +82,17 @@ class VendorProducts:
             launch.packed_linear(x, matrix, out, workspace=space.linear, **more)
             return
         self.multiply_plain(x, launch.widened(matrix, space.widened), bias, out, add=add)
+
+    def multiply_gated(
+        self, space: Workspace, x: Tensor, linear: Linear, out: Tensor, gate: Activation
+    ) -> bool:
+        """Write the gated product of gate and up projections, [T, out_features / 2], where that is worth a kernel which does not write these; True if it is."""
+        matrix = linear.matrix
+        worth = len(x) >= LEAST_ROWS and linear.bias is None and not self.invariant
+        if worth and self.way(matrix, x) in {Way.PLAIN, Way.WIDENED} and fits_gated(x, matrix):
+            gated_linear(x, launch.widened(matrix, space.widened), out, gate=gate)
+            return True
+        return False
 
     def multiply_plain(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool

@@ -137,6 +137,9 @@ class Wide:
     def multiply(
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
     ) -> None:
+        adapted = ops.low_rank is not None
+        if gate and not adapted and self.products.multiply_gated(ops.space, x, linear, out, gate):
+            return
         entered = out if gate is None else ops.entered[linear.out_features]
         self.products.multiply(ops.space, x, linear, entered, pdl=ops.pdl)
         is_gated = ops.adapt(x, linear, entered, (gate, out) if gate else None)

@@ -176,6 +176,7 @@ CHECKS: Final = (
     Check("row_linear", of_each(linear.check_row_linear, attrgetter("products")), fastest),
     Check("skinny_linear", of_each(linear.check_skinny_linear, Bench.kept), fastest),
     Check("split_linear", of_each(linear.check_split_linear, Bench.added), fastest),
+    Check("gated_linear", of_each(linear.check_gated_linear, attrgetter("products")), fastest),
     Check("invariant_linear", of_each(linear.check_invariant_linear, attrgetter("products")), invariant),
     Check("fp8_linear", _check_fp8_linear),
     Check("packed_linear", of_each(linear.check_packed_linear, attrgetter("products")), fastest),
