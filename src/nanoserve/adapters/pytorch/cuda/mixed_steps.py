@@ -140,10 +140,9 @@ class MixedSteps:
         reads = bool(self._scoring.asks(chunks) or self._launcher.records)
         if self._pooling.asked and not (reads or batch.places or any(each.samples for each in chunks)):
             return self._pool(chunks)
-        if reads or self._pooling.asked:
-            return self._run_and_read(chunks, batch, longest)
-        if any(each.unverified for each in chunks):
-            return self._verify(chunks, batch, longest)
+        whole = reads or bool(self._pooling.asked)
+        if whole or any(each.unverified for each in chunks):
+            return self._run_and_read(chunks, batch, longest, whole=whole)
         shape = self._shape(chunks, len(batch.places), longest, width)
         if shape is None:
             step, hidden = self._whole(chunks, batch, longest, choose=())
@@ -187,19 +186,17 @@ class MixedSteps:
             learn = functools.partial(self._replay, (shape,), shape, self._learnt, learn)
         self._decoding.special.then = learn
 
-    def _verify(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> MixedRun:
-        """Queue a step in which rows verify what they have decoded, and those of a batch go on."""
-        step, hidden, how = self._states_of(chunks, None, batch, longest)
-        count = len(step.sampling)
-        if count:
-            self._launcher.logits.of(self._launcher.logits.choose(hidden, count))
-        return MixedRun(step, self._logits[:count], how, hidden)
-
     def _states_of(
-        self, chunks: tuple[Chunk, ...], choose: Sequence[int] | None, batch: Batch = EMPTY, longest: int = 1
+        self,
+        chunks: tuple[Chunk, ...],
+        choose: Sequence[int] | None,
+        batch: Batch = EMPTY,
+        longest: int = 1,
+        *,
+        whole: bool = False,
     ) -> tuple[ChunkStep, Tensor, str]:
-        """Queue chunks and a batch; returns hidden states of all their tokens, or of those that are chosen, and how it was launched."""
-        shape = self._pooled_shape(chunks, len(batch.places), chooses=choose is not None)
+        """Queue chunks and a batch; returns hidden states of all their tokens, or of those that are chosen, and how it was launched: a `whole` step is no graph."""
+        shape = None if whole else self._pooled_shape(chunks, len(batch.places), chooses=choose is not None)
         if shape is None:
             return *self._whole(chunks, batch, longest, choose=choose), "eager"
         step, how = self._padded(shape, chunks, batch, choose or ())
@@ -218,17 +215,17 @@ class MixedSteps:
     def _fetched(self, vectors: Sequence[Pooled]) -> tuple[tuple[Pooled, Download], ...]:
         return tuple([(each, self._drawing.arrivals.fetch(each.vectors)) for each in vectors])
 
-    def _run_and_read(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> MixedRun:
-        """Queue a step whose hidden states are read beyond the next token."""
-        scored, pooled = self._scoring.asks(chunks), bool(self._pooling.asked)
-        step, hidden = self._whole(chunks, batch, longest)
-        count, scores = len(step.sampling), list[PromptScores]()
-        fetched = self._fetched(self._pooling.pool(chunks, hidden) if pooled else ())
-        if scored:
-            scores = self._scoring.score(chunks, hidden, self._arena.tokens, self._launcher.logits.apart)
+    def _run_and_read(
+        self, chunks: tuple[Chunk, ...], batch: Batch, longest: int, *, whole: bool
+    ) -> MixedRun:
+        """Queue a step whose hidden states are read beyond the next token, or in which rows verify what they have decoded."""
+        step, hidden, how = self._states_of(chunks, None, batch, longest, whole=whole)
+        fetched = self._fetched(self._pooling.pool(chunks, hidden) if self._pooling.asked else ())
+        scores = self._scoring.score(chunks, hidden, self._arena.tokens, self._launcher.logits.apart)
+        count = len(step.sampling)
         if count:
             self._launcher.logits.of(self._launcher.logits.choose(hidden, count))
-        return MixedRun(step, self._logits[:count], "eager", hidden, tuple(scores), fetched)
+        return MixedRun(step, self._logits[:count], how, hidden, tuple(scores), fetched)
 
     def _whole(
         self,

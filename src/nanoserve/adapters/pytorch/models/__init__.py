@@ -195,7 +195,7 @@ def build_random_model(
     _settle(model, take or functools.partial(empty_tensors, device=device))
     fill_kv_scales(model)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
-    for form, scales in keeping.kept_scales(model):
+    for form, _, scales in keeping.kept(model):
         scales.fill_(form.even_scale(SCALE))
     with torch.inference_mode():
         model.fill_plainly()

@@ -66,11 +66,6 @@ class PackedTensor:
         """The form that its numbers can be kept in."""
         return KINDS[self.kind].form if self.kind in KINDS and len(self.shape) == 2 else None
 
-    @property
-    def extent(self) -> tuple[int, int]:
-        """Where its bytes begin and end in the file."""
-        return self.offset, self.offset + self.shape[0] * self.row_bytes
-
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
         """The first stored row of each piece, and the places of its rows in the model, int64 [rows]."""
         places = torch.arange(self.shape[0])

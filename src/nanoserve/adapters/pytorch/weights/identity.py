@@ -54,7 +54,8 @@ def weights_digest(folder: str) -> bytes:
 def _tensors(folder: Path) -> Iterator[_Tensor]:
     if is_gguf(folder):
         for packed in packed_tensors(folder, ()):
-            yield f"{packed.name} {packed.kind} {packed.shape} {packed.heads}", packed.file, *packed.extent
+            begin, end = packed.offset, packed.offset + packed.shape[0] * packed.row_bytes
+            yield f"{packed.name} {packed.kind} {packed.shape} {packed.heads}", packed.file, begin, end
         return
     for file in checkpoint_files(folder):
         for name, (form, begin, end) in extents(file).items():

@@ -115,16 +115,13 @@ class Matrix:
     def _scales(self) -> StoredTensor:
         return self.parts["weight_scale" if self.packing is None else "scales"]
 
-    @property
-    def _groups(self) -> int:
-        return self._scales.shape[-1 if self.packing is None else 0]
-
     def _order(self) -> Tensor | None:
         """The group of each column, where they are not in their order."""
         stored = self.parts.get("g_idx", self.parts.get("weight_g_idx"))
         if stored is None or bool((stored.data == torch.arange(self.shape[1]) // self.group).all()):
             return None
-        if int(stored.data.min()) < 0 or int(stored.data.max()) >= self._groups:
+        groups = self._scales.shape[-1 if self.packing is None else 0]
+        if int(stored.data.min()) < 0 or int(stored.data.max()) >= groups:
             raise ModelLoadError(
                 f"{stored.file}: {stored.name!r} names groups that are not there: is it damaged?"
             )

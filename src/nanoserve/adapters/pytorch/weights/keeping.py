@@ -129,11 +129,11 @@ def note_blocks(model: Model) -> None:
 
 def scale_targets(model: Model) -> dict[str, Tensor]:
     """Where the scales of each tensor go that is kept as stored, by the tensor's name: a row of scales for each of its rows."""
-    kept = {_memory(numbers): scales for _, numbers, scales in _kept(model)}
+    scales_of = {_memory(numbers): scales for _, numbers, scales in kept(model)}
     targets = {}
     for name, tensor in model.checkpoint_tensors().items():
-        if _memory(tensor) in kept:
-            scales = kept[_memory(tensor)].flatten(0, -2)
+        if _memory(tensor) in scales_of:
+            scales = scales_of[_memory(tensor)].flatten(0, -2)
             width = tensor.shape[-1]
             first = tensor.storage_offset() // width
             targets[name] = scales[first : first + tensor.numel() // width]
@@ -142,27 +142,21 @@ def scale_targets(model: Model) -> dict[str, Tensor]:
 
 def kept_forms(model: Model) -> dict[str, Form]:
     """The form of each tensor that is kept in one, by its name."""
-    kept = {_memory(numbers): form for form, numbers, _ in _kept(model)}
+    forms = {_memory(numbers): form for form, numbers, _ in kept(model)}
     names = model.checkpoint_tensors().items()
-    return {name: kept[_memory(tensor)] for name, tensor in names if _memory(tensor) in kept}
-
-
-def kept_scales(model: Model) -> Iterator[tuple[Form, Tensor]]:
-    """The scales of each parameter that is kept as stored, and its form."""
-    return ((form, scales) for form, _, scales in _kept(model))
+    return {name: forms[_memory(tensor)] for name, tensor in names if _memory(tensor) in forms}
 
 
 def kept_bytes(model: Model) -> dict[str, int]:
     """The memory of weights that are kept as stored, scales included, by the name of their form."""
     found: dict[str, int] = {}
-    for form, *tensors in _kept(model):
-        found[form.name] = found.get(form.name, 0) + sum(
-            each.numel() * each.element_size() for each in tensors
-        )
+    for form, *tensors in kept(model):
+        found[form.name] = found.get(form.name, 0) + sum(each.nbytes for each in tensors)
     return found
 
 
-def _kept(model: Model) -> Iterator[tuple[Form, Tensor, Tensor]]:
+def kept(model: Model) -> Iterator[tuple[Form, Tensor, Tensor]]:
+    """Each parameter that is kept as stored: its form, its numbers and their scales."""
     for module, name in (each for group in _storables(model) for each in group):
         form = getattr(module, name + FORM)
         if form is not None:
