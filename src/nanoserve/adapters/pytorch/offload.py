@@ -9,6 +9,7 @@ after its copy was reported. Where the cache is in host memory, too, each copy i
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -111,7 +112,7 @@ class Offload:
     def start(self, plan: StepPlan) -> None:
         """Queue a plan's copies; later work of the current stream may run beside them."""
         if plan.starts_anew:
-            self._forget()
+            self.finished(sys.maxsize, wait=True)  # nothing waits for their reports
         if plan.stores or plan.loads:
             stores = [(self.slots.content(each.slot), self._blocks[each.block]) for each in plan.stores]
             loads = [(self._blocks[each.block], self.slots.content(each.slot)) for each in plan.loads]
@@ -130,13 +131,6 @@ class Offload:
             found.append(number)
             self._under_way.popleft()
         return tuple(found)
-
-    def _forget(self) -> None:
-        """Let copies end whose reports nothing waits for."""
-        for _, done in self._under_way:
-            for each in done:
-                each.synchronize()
-        self._under_way.clear()
 
 
 def _queue(stream: Any, copies: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Any]:

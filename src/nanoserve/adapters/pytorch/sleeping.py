@@ -16,8 +16,6 @@ from nanoserve.ports.steering import KV_CACHE, WEIGHTS
 class HostMemory:
     """As `VirtualMemory`, on a CPU, by emptying the storages that all views share. What is to be kept stays where it is."""
 
-    is_bare = False
-
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
         self._tensors = tensors
         self._freed: list[tuple[torch.UntypedStorage, int]] = []
@@ -39,12 +37,6 @@ class HostMemory:
 
     def forget(self) -> None:
         """Nothing is kept elsewhere."""
-
-    def pin(self, tensors: Iterable[Tensor]) -> None:
-        """Nothing is copied to another device."""
-
-    def unpin(self, tensors: Iterable[Tensor]) -> None:
-        """See `pin`."""
 
 
 def host_memories(model: nn.Module, kv: KVStore) -> dict[str, HostMemory]:

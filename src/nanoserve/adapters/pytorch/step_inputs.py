@@ -187,7 +187,8 @@ class Rows:
         if chunks:
             inputs = attrs.evolve(inputs, token_types=self._token_types(chunks))
         if any(drafts.values()):
-            self._drafted = _drafted(len(chunks), drafts)
+            drafted = {row: place for place, row in enumerate(drafts, len(chunks)) if drafts[row]}
+            self._drafted = Drafted(tuple(drafted), tuple(drafted.values()))
             inputs = attrs.evolve(inputs, drafted=self._drafted)
         return inputs
 
@@ -284,9 +285,3 @@ class Rows:
 
     def _integers(self, values: Sequence[object]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
-
-
-def _drafted(first: int, drafts: Mapping[int, Sequence[int]]) -> Drafted:
-    """Those of the rows from place `first` on that have drafts."""
-    places = [place for place, row in enumerate(drafts, first) if drafts[row]]
-    return Drafted(tuple([row for row in drafts if drafts[row]]), tuple(places))

@@ -227,14 +227,15 @@ class ModelWeights:
     def _release_weights(self, *, keep: bool) -> bool:
         """Free their memory; returns whether `restore` brings them."""
         assert self._memories is not None
-        if self._memories[WEIGHTS].is_bare:
+        memory = self._memories[WEIGHTS]
+        if isinstance(memory, VirtualMemory) and memory.is_bare:
             self._filled, keep = self._fill(), False
-            self._memories[WEIGHTS].pin(tensors_of(self._filled.model))
+            memory.pin(tensors_of(self._filled.model))
         elif not keep:
             for _, module, name, tensor in list(held_tensors(self._model)):
                 if tensor.is_mkldnn:
                     setattr(module, name, torch.empty(0))
-        self._memories[WEIGHTS].release(keep=keep)
+        memory.release(keep=keep)
         return keep
 
     def wake(self, part: str, /) -> None:
@@ -245,13 +246,14 @@ class ModelWeights:
             if self._others is not None:
                 self._others.wake(part)
             filled = (self._filled or self._fill()) if reads else None
-            self._memories[part].restore()
+            memory = self._memories[part]
+            memory.restore()
         except (ModelLoadError, OSError, OutOfMemoryError) as error:
             raise BadValueError(part, f"{error}; the engine stays asleep") from error
         if filled is not None:
             self._write_own(filled)
-        if self._filled is not None and filled is self._filled:
-            self._memories[WEIGHTS].unpin(tensors_of(self._filled.model))
+        if filled is not None and filled is self._filled and isinstance(memory, VirtualMemory):
+            memory.unpin(tensors_of(filled.model))
             self._filled = None
         self._asleep.discard(part)
 
