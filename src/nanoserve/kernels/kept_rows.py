@@ -13,15 +13,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.heads import Scoring
-from nanoserve.kernels.paged_attention.cpu import (
-    BlockLayout,
-    CacheRead,
-    attend_rows,
-    decode_bias,
-    gather,
-    read_blocks,
-    rows_of,
-)
+from nanoserve.kernels.paged_attention import cpu
 
 SPARE = 4
 """Rows get room for an eighth of their tokens more, and for this many blocks; then they are gathered anew."""
@@ -53,7 +45,7 @@ class _Rows:
     room: int
     bias: Tensor
     places: tuple[Tensor, Tensor]
-    blocks: CacheRead | None = None
+    blocks: cpu.CacheRead | None = None
     width: int = attrs.field(init=False)
     seen_bias: Tensor = attrs.field(init=False)
 
@@ -66,7 +58,7 @@ class _Rows:
 class KeptRows:
     """Keys and values of the newest step's rows in the layers of one cache group."""
 
-    def __init__(self, layout: BlockLayout, dtype: torch.dtype) -> None:
+    def __init__(self, layout: cpu.BlockLayout, dtype: torch.dtype) -> None:
         """`dtype`: of queries."""
         self._layout, self._dtype = layout, dtype
         self._zero = torch.zeros((), dtype=dtype)
@@ -111,8 +103,8 @@ class KeptRows:
         if room * count > most_tokens:
             self.forget()
             return False
-        read = read_blocks(tables, list(rows_of(queries, contexts, None)), self._layout, room)
-        bias = decode_bias(read, self._layout.num_kv_heads, self._dtype)
+        read = cpu.read_blocks(tables, list(cpu.rows_of(queries, contexts, None)), self._layout, room)
+        bias = cpu.decode_bias(read, self._layout.num_kv_heads, self._dtype)
         places = torch.arange(count), torch.tensor(contexts) - 1
         self._rows = _Rows(tuple(contexts), tables, room, bias, places, read)
         self._step += 2
@@ -135,12 +127,12 @@ class KeptRows:
             by_token.index_put_(rows.places, new if new.dtype == kept.dtype else new.to(kept.dtype))
         else:
             if rows.blocks is None:
-                alone = list(rows_of([1] * len(query), rows.contexts, None))
-                rows.blocks = read_blocks(rows.tables, alone, self._layout, rows.room)
-            kept = torch.stack([gather(each, rows.blocks, query.dtype) for each in cache.unbind(1)])
+                alone = list(cpu.rows_of([1] * len(query), rows.contexts, None))
+                rows.blocks = cpu.read_blocks(rows.tables, alone, self._layout, rows.room)
+            kept = torch.stack([cpu.gather(each, rows.blocks, query.dtype) for each in cache.unbind(1)])
             by_token = kept.view(2, len(query), new.shape[2], rows.room, -1).permute(1, 3, 0, 2, 4)
             seen = kept.unbind()
         if seen[0].shape[1] != rows.width:
             seen = kept[:, :, : rows.width].unbind()
         self._layers[layer] = self._step, kept, by_token, seen
-        return attend_rows(query, seen[0], seen[1], rows.seen_bias, scoring)
+        return cpu.attend_rows(query, seen[0], seen[1], rows.seen_bias, scoring)

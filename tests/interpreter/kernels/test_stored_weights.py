@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from nanoserve.kernels.experts import cases as experts_cases
 from nanoserve.kernels.experts import launch
 from nanoserve.kernels.experts import tuning as experts_tuning
 from nanoserve.kernels.experts.cases import (
@@ -152,7 +151,7 @@ def test_a_check_that_is_only_compiled_looks_up_nothing_that_nobody_has_written(
         return space._replace(order=torch.full_like(space.order, 1 << 30))
 
     monkeypatch.setattr(launch.ExpertsWorkspace, "create", unwritten)
-    monkeypatch.setattr(experts_cases, "feed_lists", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "feed_lists", lambda *_, **__: None)
     assert len(list(check_feed_lists(half, experts, chosen))) == 3
 
 

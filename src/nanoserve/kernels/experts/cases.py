@@ -8,14 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.experts import reference
-from nanoserve.kernels.experts.launch import (
-    ExpertsWorkspace,
-    choose_experts,
-    feed_lists,
-    feed_rows,
-    lists_round,
-)
+from nanoserve.kernels.experts import launch, reference
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.forms.launch import quantize_rows_into
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, expect, scratch
@@ -48,7 +41,7 @@ def check_choose_experts(
     everyone, _ = reference.choose(total, routing._replace(held=None), correction)
     counted = torch.bincount(everyone[:, : routing.top].flatten(), minlength=routing.count(total))
     return inputs.compare(
-        choose_experts,
+        launch.choose_experts,
         f"of {routing.count(total)} experts, {routing}",
         logits=slices,
         routing=routing,
@@ -80,7 +73,7 @@ def check_feed_rows(
     total = reference.feed(entering, experts, chosen)
     stream = expect(total) if anew else expect(before.float() + total, before)
     return inputs.compare(
-        feed_rows,
+        launch.feed_rows,
         _case(experts, chosen),
         x=stream if is_own else x,
         experts=experts,
@@ -99,14 +92,14 @@ def check_feed_lists(
     """Partial sums of each slot; x stays as it is. What is rounded to 8-bit floats between two products is compared behind each."""
     (tokens, slots), hidden = chosen.experts.shape, experts.down.shape[1]
     x = inputs.normal(tokens, hidden)
-    if lists_round(experts, x, slots, invariant=invariant):
+    if launch.lists_round(experts, x, slots, invariant=invariant):
         yield from _check_rounded_lists(inputs, x, experts, chosen, invariant=invariant)
         return
     of_slots = [Chosen(*(each[:, slot : slot + 1] for each in chosen)) for slot in range(slots)]
     wanted = torch.stack([reference.feed(x, experts, each) for each in of_slots])
     wanted[chosen.experts.T < 0] = torch.nan
     yield from inputs.compare(
-        feed_lists,
+        launch.feed_lists,
         _case(experts, chosen),
         x=x,
         experts=experts,
@@ -125,7 +118,7 @@ def _check_rounded_lists(
     space.order.zero_()  # where kernels are only compiled, no pair is written
     partials = inputs.poisoned(slots, *x.shape)
     inputs.settle()
-    feed_lists(x, experts, chosen, partials, workspace=space, invariant=invariant, pdl=inputs.pdl)
+    launch.feed_lists(x, experts, chosen, partials, workspace=space, invariant=invariant, pdl=inputs.pdl)
     ids, weights = chosen.experts.flatten(), chosen.weights.flatten()
     pairs = space.order[: int((ids >= 0).sum())].long()
     numbers, scales = space.rounded
@@ -156,13 +149,13 @@ def check_every_tile(
         yield from check_feed_lists(inputs, experts, chosen, invariant=invariant)
 
 
-def _workspace(inputs: Inputs, chosen: Chosen, experts: Experts) -> ExpertsWorkspace:
+def _workspace(inputs: Inputs, chosen: Chosen, experts: Experts) -> launch.ExpertsWorkspace:
     (tokens, slots), (count, hidden, size) = chosen.experts.shape, experts.down.shape
     how: dict[str, Any] = {"dtype": inputs.dtype, "device": inputs.device, "entering": tokens * hidden}
-    return ExpertsWorkspace.create(tokens * slots, count, size, **how)
+    return launch.ExpertsWorkspace.create(tokens * slots, count, size, **how)
 
 
-def _poisoned_workspace(inputs: Inputs, chosen: Chosen, experts: Experts) -> ExpertsWorkspace:
+def _poisoned_workspace(inputs: Inputs, chosen: Chosen, experts: Experts) -> launch.ExpertsWorkspace:
     space = _workspace(inputs, chosen, experts)
     return space._replace(inner=scratch(space.inner))
 

@@ -12,13 +12,7 @@ from torch import Tensor
 from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.heads import HeadTransform, Scoring
 from nanoserve.kernels.paged import PagedCache
-from nanoserve.kernels.paged_attention import reference, tuning
-from nanoserve.kernels.paged_attention.launch import (
-    decode_attention,
-    decode_tiling,
-    prefill_attention,
-    suits_roles,
-)
+from nanoserve.kernels.paged_attention import launch, reference, tuning
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, copy_apart
 from nanoserve.kernels.testing_attention import Chunk, Heads, Queries, paged_cache
 from nanoserve.kernels.tiles import ROLES, BlockSizes
@@ -89,7 +83,7 @@ class DecodeCase(NamedTuple):
         if pdl:
             torch.cuda.synchronize(self.qkv.device)
         how: dict[str, Any] = {"splits": splits, "scratch": scratch, "tiling": tiling, "pdl": pdl}
-        decode_attention(self.qkv, cache, self.transform, out, **self.step, **how)
+        launch.decode_attention(self.qkv, cache, self.transform, out, **self.step, **how)
         return out, cache.keys, cache.values
 
     def compare(self, case: str, got: Made, wanted: Made) -> Iterator[Comparison]:
@@ -132,7 +126,7 @@ def _check_tilings(
     wanted, group = case.exact(), heads.num_heads // heads.num_kv_heads
     how = {"group": group, "width": width}
     served = {
-        (decode_tiling(case.cache, inputs.dtype, batch=batch, splits=splits, **how), splits): None
+        (launch.decode_tiling(case.cache, inputs.dtype, batch=batch, splits=splits, **how), splits): None
         for batch, splits in sizes
     }
     for (tiling, splits), pdl in itertools.product(served, inputs.launches):
@@ -201,7 +195,7 @@ class PrefillCase(NamedTuple):
 
     def _attend(self, query: Tensor, **how: Any) -> Tensor:
         out = torch.full_like(query, torch.nan)
-        prefill_attention(query, self.cache, out, ends=self.ends, scoring=self.scoring, **how)
+        launch.prefill_attention(query, self.cache, out, ends=self.ends, scoring=self.scoring, **how)
         return out
 
 
@@ -214,7 +208,7 @@ def check_prefill_attention(
     """All chunks, in tiles as serving cuts them."""
     case = PrefillCase.of(inputs, heads, rows or _rows_for(heads, CHUNKS))
     yield from compare_around_poison(str(heads), case.tiled(blocks), case.exact())
-    if suits_roles(case.cache, case.scoring.sinks):
+    if launch.suits_roles(case.cache, case.scoring.sinks):
         made = case.tiled(ROLES, by_roles=True)
         yield from compare_around_poison(f"{heads}, by roles", made, case.exact())
 
