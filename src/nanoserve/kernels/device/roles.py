@@ -241,9 +241,9 @@ def _attend_tiles(
             begin += KEYS
             visited = query, buffers, positions, first, last, scale, inner
             if WINDOW > 0:
-                # From here on every key is in the window of every query.
+                # From here on every key is in the window of every query. One visit at least, which clears the values of the first.
                 inside = gl.maximum(last - WINDOW + KEYS, 0) // KEYS * KEYS
-                inside = gl.minimum(gl.maximum(inside, begin), last + 1)
+                inside = gl.minimum(gl.maximum(inside, begin + 1), last + 1)
                 state = _visit_keys(state, *visited, begin, inside, True, WINDOW, SCORES)
                 begin = gl.maximum(begin, (inside + KEYS - 1) // KEYS * KEYS)
             state = _visit_keys(state, *visited, begin, seen_by_all, False, WINDOW, SCORES)
