@@ -94,7 +94,7 @@ def launch_all():
         prefill_attention(halves(4, 256), wide, halves(4, 256), tiles=tiles, scoring=Scoring(0.1, soft_cap), by_roles=True)
     sums = SplitScratch.create(4, 2, 128, 1, cpu)
     keys = halves(4, 2, 256), halves(4, 576), halves(4, 2, 128)
-    expanded_attention(halves(4, 2, 192), *keys, tiles=tiles, spans=tiles, sums=sums, scale=0.1, blocks=ROLES)
+    expanded_attention(halves(4, 2, 192), *keys, tiles=tiles, spans=tiles, sums=sums, scale=0.1, blocks=ROLES, taken=some)
     how = {"batch_rows": some[:1], "lengths": some, "scratch": SplitScratch.create(4, 2, 256, 2, cpu)}
     for head_dim, kept, splits, cap, drafts in ((64, HALF, 1, None, {}), (128, FP8.dtype, 2, 2.0, {}), (256, HALF, 2, None, {"width": 4, "limits": some})):
         pool, width = torch.zeros(2, 1, 16, head_dim, dtype=kept), drafts.get("width", 1)

@@ -340,22 +340,21 @@ def test_the_form_with_less_arithmetic_is_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunks", "room", "by_roles"),
+    ("chunks", "rounds", "by_roles"),
     [
-        pytest.param([(0, 4096)], 8192, True, id="long"),
-        pytest.param([(24_576, 2048)], 8192, True, id="behind-a-long-prefix"),
-        pytest.param([(0, 2048)] * 4, 8192, False, id="short-visits"),
-        pytest.param([(32_768, 512)], 8192, False, id="too-few-tiles"),
-        pytest.param([(32_768, 512)] * 4, 1 << 20, True, id="enough-tiles-together"),
-        pytest.param([(32_768, 512)] * 4, 8192, False, id="too-few-tiles-in-a-round"),
-        pytest.param([(32_768, 2048)], 1024, False, id="short-rounds"),
-        pytest.param([(32_768, 1)] * 16, 1 << 20, False, id="tiles-of-one-query"),
+        pytest.param([(0, 8192)], 1, True, id="long"),
+        pytest.param([(24_576, 2048)], 4, True, id="behind-a-long-prefix"),
+        pytest.param([(24_576, 1024)], 4, False, id="too-little-work-in-a-round"),
+        pytest.param([(24_576, 1024)], 1, True, id="in-one-round"),
+        pytest.param([(0, 2048)] * 8, 1, True, id="visits-enough"),
+        pytest.param([(0, 1024)] * 32, 1, False, id="short-tiles"),
+        pytest.param([(32_768, 1)] * 64, 1, False, id="tiles-of-one-query"),
+        pytest.param([(0, 2048)] * 4, 1, False, id="too-little-work"),
     ],
 )
-def test_warps_of_three_roles_serve_where_long_tiles_fill_the_machine(
-    chunks: list[tuple[int, int]], room: int, *, by_roles: bool
+def test_warps_of_three_roles_serve_where_tiles_are_long_and_rounds_work_enough(
+    chunks: list[tuple[int, int]], rounds: int, *, by_roles: bool
 ) -> None:
-    rounds = latent.cut_rounds([(row, sum(each)) for row, each in enumerate(chunks)], room, 128)
     assert latent.is_for_roles(chunks, rounds, num_heads=16, multiprocessors=132) == by_roles
 
 

@@ -27,20 +27,24 @@ SWIZZLED_HEADS = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 
 
 @gluon.jit
-def _tile_of(tiles_ptr, item, GROUPS: gl.constexpr):
-    """Which packed heads and which queries: group, row, token, count, position, last visible position. Empty tiles see one key, as loops have a first visit."""
-    place = tiles_ptr + item // GROUPS * 4
-    count, position = gl.load(place + 2), gl.load(place + 3)
-    last = position + gl.maximum(count, 1) - 1
-    return item % GROUPS, gl.load(place), gl.load(place + 1), count, position, last
+def _tell(told_s, told_full, done, places, item):
+    """Let the warps that multiply know six numbers of an item: its packed heads, first token, count, position, and keys from where to where. The last one has no heads."""
+    numbers = places * 0
+    for i in gl.static_range(6):
+        numbers = gl.where(places == i, item[i], numbers)
+    told_s.index(done % 2).store(numbers)
+    mbarrier.arrive(told_full.index(done % 2))
 
 
 @gluon.jit
-def _in_turn(item, items):
-    """Another of the items that programs have at the same time, so that none of them has the long tiles of each prompt or the short ones."""
-    start = item // gl.num_programs(0) * gl.num_programs(0)
-    others = gl.minimum(items - start, gl.num_programs(0))
-    return start + (item - start + item // gl.num_programs(0) * 53) % others
+def _hear(told_s, told_full, done, heard):
+    """The tuple `heard` and behind it the numbers that `_tell` tells."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
+    mbarrier.wait(told_full.index(done % 2), done // 2 & 1)
+    numbers, places = told_s.index(done % 2).load(LAYOUT), gl.arange(0, 8, layout=LAYOUT)
+    for i in gl.static_range(6):
+        heard = heard + (gl.sum(gl.where(places == i, numbers, 0), 0),)  # noqa: RUF005 - Triton's tuples know no star
+    return heard
 
 
 @gluon.jit
@@ -53,7 +57,7 @@ def _seen(row_ptr, position, last, WINDOW: gl.constexpr, EXPANDED: gl.constexpr)
 
 @gluon.jit
 def _fetch(
-    blocks, rotated, buffers, full, stage, table_ptr, start, last, head_row, column, block_rows, BLOCK_SIZE: gl.constexpr
+    blocks, rotated, buffers, full, stage, table_ptr, start, last, head_row, block_rows, column, BLOCK_SIZE: gl.constexpr
 ):  # fmt: skip
     """Let keys or values of one KV head come to a buffer [KEYS, HEAD_DIM], and what all heads share of keys to one [KEYS, 64], if there is any.
 
@@ -79,25 +83,32 @@ def _fetch(
 
 @gluon.jit
 def _fetch_tiles(
-    query, keys, rotated, values, step, block_rows, buffers,
+    query, keys, rotated, values, tiles_ptr, tables_ptr, table_stride, items, counter_ptr, block_rows, buffers,
     NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """The role of the warp that fetches."""
-    tiles_ptr, tables_ptr, table_stride, items = step
-    q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty = buffers
+    q_s, k_s, v_s, told_s, told_full, q_full, q_empty, k_full, k_empty, v_full, v_empty = buffers
     ROWS: gl.constexpr = q_s[0].shape[0]
     STAGES: gl.constexpr = v_s.shape[0]
     KEYS: gl.constexpr = v_s.shape[1]
     HEAD_DIM: gl.constexpr = v_s.shape[2]
     EXPANDED: gl.constexpr = rotated is not None
+    places = gl.arange(0, 8, layout=gl.BlockedLayout([8], [32], [1], [0]))
     done = 0
     visit = 0
-    for turn in range(gl.program_id(0), items, gl.num_programs(0)):
-        item = _in_turn(turn, items) if EXPANDED else turn
-        group, row, token, _, position, last = _tile_of(tiles_ptr, item, NUM_HEADS // PACKED)
+    item = gl.program_id(0)
+    while item < items:
+        group, place = item % (NUM_HEADS // PACKED), tiles_ptr + item // (NUM_HEADS // PACKED) * 4
+        row, token = gl.load(place), gl.load(place + 1)
+        count, position = gl.load(place + 2), gl.load(place + 3)
+        # Empty tiles see one key, as loops have a first visit.
+        last = position + gl.maximum(count, 1) - 1
         table_ptr = tables_ptr + row.to(gl.int64) * table_stride
         first, end = _seen(table_ptr, position, last, WINDOW, EXPANDED)
+        taken = item if counter_ptr is None else gl.atomic_add(counter_ptr, 1, sem="relaxed")
+        item = taken + gl.num_programs(0)
         if not EXPANDED or first < end:
+            _tell(told_s, told_full, done, places, (group, token, count, position, first, end))
             kv_head = group * PACKED // (NUM_HEADS // NUM_KV_HEADS)
             head_row, column = kv_head * BLOCK_SIZE, 0
             mbarrier.wait(q_empty, (done & 1) ^ 1)
@@ -105,8 +116,8 @@ def _fetch_tiles(
             shape: gl.constexpr = [HEAD_DIM // CHUNK, ROWS // PACKED, PACKED, CHUNK]
             chunks = q_s[0]._reinterpret(query.dtype, shape, SWIZZLED_HEADS)  # noqa: SLF001 - as above
             for chunk in gl.static_range(HEAD_DIM // CHUNK):
-                place = [token, group * PACKED, chunk * CHUNK]
-                tma.async_copy_global_to_shared(query, place, q_full, chunks.index(chunk))
+                corner = [token, group * PACKED, chunk * CHUNK]
+                tma.async_copy_global_to_shared(query, corner, q_full, chunks.index(chunk))
             if EXPANDED:
                 table_ptr, head_row, column = table_ptr + 3, -first, kv_head * 2 * HEAD_DIM
                 chunk = q_s[1]._reinterpret(query.dtype, [ROWS, 1, CHUNK], SWIZZLED_HEADS)  # noqa: SLF001 - as above
@@ -114,13 +125,17 @@ def _fetch_tiles(
             for start in range(first // KEYS * KEYS, end, KEYS):
                 stage = visit % STAGES
                 phase = (visit // STAGES & 1) ^ 1
-                where = stage, table_ptr, start, last, head_row, column, block_rows
+                where = stage, table_ptr, start, last, head_row, block_rows
                 mbarrier.wait(k_empty.index(stage), phase)
-                _fetch(keys, rotated, k_s, k_full, *where, BLOCK_SIZE)
+                _fetch(keys, rotated, k_s, k_full, *where, column, BLOCK_SIZE)
                 mbarrier.wait(v_empty.index(stage), phase)
-                _fetch(values, None, (v_s, None), v_full, *where, BLOCK_SIZE)
+                _fetch(values, None, (v_s, None), v_full, *where, column + HEAD_DIM * EXPANDED, BLOCK_SIZE)
                 visit += 1
             done += 1
+    _tell(told_s, told_full, done, places, (-1, 0, 0, 0, 0, 0))
+    if counter_ptr is not None:  # noqa: SIM102 - what is not compiled and what is not executed
+        if item == items + gl.num_programs(0) - 1:  # all programs have taken their last
+            gl.store(counter_ptr, 0)
 
 
 @gluon.jit
@@ -175,7 +190,7 @@ def _visit_keys(
     State: m and l of each row, p, the weights of the visit before, whose values have not been added, acc, and the number of the visit.
     """
     m, l, p, acc, visit = state
-    _, k_s, v_s, _, _, k_full, k_empty, v_full, v_empty = buffers
+    _, k_s, v_s, _, _, _, _, k_full, k_empty, v_full, v_empty = buffers
     STAGES: gl.constexpr = v_s.shape[0]
     KEYS: gl.constexpr = v_s.shape[1]
     for start in range(begin, end, KEYS):
@@ -198,12 +213,11 @@ def _visit_keys(
 
 @gluon.jit
 def _attend_tiles(
-    written, step, scale, inner, buffers, WHICH: gl.constexpr, NUM_HEADS: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr
+    written, scale, inner, buffers, WHICH: gl.constexpr, NUM_HEADS: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr
 ):  # fmt: skip
     """The role of the warps that multiply half WHICH of each tile's rows."""
     out_ptr, accs_ptr, ms_ptr, ls_ptr = written
-    tiles_ptr, tables_ptr, table_stride, items = step
-    q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty = buffers
+    q_s, k_s, v_s, told_s, told_full, q_full, q_empty, k_full, k_empty, v_full, v_empty = buffers
     HALF: gl.constexpr = q_s[0].shape[0] // 2
     STAGES: gl.constexpr = v_s.shape[0]
     KEYS: gl.constexpr = v_s.shape[1]
@@ -219,64 +233,67 @@ def _attend_tiles(
         query = query[0], q_s[1].slice(WHICH * HALF, HALF)
     done = 0
     visit = 0
-    for turn in range(gl.program_id(0), items, gl.num_programs(0)):
-        item = _in_turn(turn, items) if EXPANDED else turn
-        group, row, token, count, position, last = _tile_of(tiles_ptr, item, NUM_HEADS // PACKED)
-        first, end = _seen(tables_ptr + row.to(gl.int64) * table_stride, position, last, WINDOW, EXPANDED)
-        if not EXPANDED or first < end:
-            # Rows past the last query repeat its position, as in `triton_tiles.py`.
-            positions = gl.minimum(position + (WHICH * HALF + gl.arange(0, HALF, layout=ROW)) // PACKED, last)
-            begin = first // KEYS * KEYS
-            seen_by_all = (position + 1) // KEYS * KEYS
-            m, l = gl.full([HALF], -1.0e30, gl.float32, ROW), gl.zeros([HALF], gl.float32, ROW)
-            if EXPANDED:
-                seen_by_all = gl.minimum(seen_by_all, end)
-            mbarrier.wait(q_full, done & 1)
-            scores = _begin_scores(query, k_s, k_full, visit, SCORES)
-            scores = warpgroup_mma_wait(0, [scores])
-            mbarrier.arrive(k_empty.index(visit % STAGES))
-            m, l, p, _ = _weigh(m, l, _masked(scores, begin, positions, inner, True, WINDOW), scale)
-            acc = gl.zeros([HALF, HEAD_DIM], gl.float32, SUMS)
-            state = m, l, gl.convert_layout(p.to(v_s.dtype), WEIGHTS), acc, visit + 1
-            begin += KEYS
-            visited = query, buffers, positions, first, last, scale, inner
-            if WINDOW > 0:
-                # From here on every key is in the window of every query. One visit at least, which clears the values of the first.
-                inside = gl.maximum(last - WINDOW + KEYS, 0) // KEYS * KEYS
-                inside = gl.minimum(gl.maximum(inside, begin + 1), last + 1)
-                state = _visit_keys(state, *visited, begin, inside, True, WINDOW, SCORES)
-                begin = gl.maximum(begin, (inside + KEYS - 1) // KEYS * KEYS)
-            state = _visit_keys(state, *visited, begin, seen_by_all, False, WINDOW, SCORES)
-            begin = gl.maximum(begin, seen_by_all)
-            m, l, p, acc, visit = _visit_keys(state, *visited, begin, end, True, WINDOW, SCORES)
-            mbarrier.arrive(q_empty)
-            old = (visit - 1) % STAGES
-            mbarrier.wait(v_full.index(old), (visit - 1) // STAGES & 1)
-            _clear_unseen(v_s.index(old), (end - 1) // KEYS * KEYS, first, last)
-            acc = warpgroup_mma(p, v_s.index(old), acc, is_async=True)
-            acc = warpgroup_mma_wait(0, [acc])
-            mbarrier.arrive(v_empty.index(old))
-            rows = WHICH * HALF + gl.arange(0, HALF, layout=SUM_ROW)
-            elements = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, SUMS))
-            results = rows // PACKED * NUM_HEADS + rows % PACKED
-            places, exists = results[:, None] * HEAD_DIM + elements[None, :], rows // PACKED < count
-            tile, l = token.to(gl.int64) * NUM_HEADS + group * PACKED, gl.convert_layout(l, SUM_ROW)
-            if EXPANDED:
-                before, behind = exists & (first > 0), exists & (end <= last)
-                m = gl.convert_layout(m, SUM_ROW)
-                old = gl.load(ms_ptr + tile + results, mask=before, other=-1.0e30)
-                newest = gl.maximum(m, old)
-                alpha, old = gl.exp2(m - newest), gl.exp2(old - newest)
-                l = l * alpha + gl.load(ls_ptr + tile + results, mask=before, other=0.0) * old
-                kept = gl.load(accs_ptr + tile * HEAD_DIM + places, mask=before[:, None], other=0.0)
-                acc = acc * alpha[:, None] + kept * old[:, None]
-                gl.store(ms_ptr + tile + results, newest, mask=behind)
-                gl.store(ls_ptr + tile + results, l, mask=behind)
-                gl.store(accs_ptr + tile * HEAD_DIM + places, acc, mask=behind[:, None])
-                exists = exists & (end > last)
+    group, token, count, position, first, end = _hear(told_s, told_full, done, ())
+    while group >= 0:
+        last = position + gl.maximum(count, 1) - 1
+        if not EXPANDED:
+            first, end = _seen(None, position, last, WINDOW, EXPANDED)
+        # Rows past the last query repeat its position, as in `triton_tiles.py`.
+        positions = gl.minimum(position + (WHICH * HALF + gl.arange(0, HALF, layout=ROW)) // PACKED, last)
+        begin = first // KEYS * KEYS
+        seen_by_all = (position + 1) // KEYS * KEYS
+        m, l = gl.full([HALF], -1.0e30, gl.float32, ROW), gl.zeros([HALF], gl.float32, ROW)
+        if EXPANDED:
+            seen_by_all = gl.minimum(seen_by_all, end)
+        mbarrier.wait(q_full, done & 1)
+        scores = _begin_scores(query, k_s, k_full, visit, SCORES)
+        scores = warpgroup_mma_wait(0, [scores])
+        mbarrier.arrive(k_empty.index(visit % STAGES))
+        m, l, p, _ = _weigh(m, l, _masked(scores, begin, positions, inner, True, WINDOW), scale)
+        acc = gl.zeros([HALF, HEAD_DIM], gl.float32, SUMS)
+        state = m, l, gl.convert_layout(p.to(v_s.dtype), WEIGHTS), acc, visit + 1
+        begin += KEYS
+        visited = query, buffers, positions, first, last, scale, inner
+        if WINDOW > 0:
+            # From here on every key is in the window of every query. One visit at least, which clears the values of the first.
+            inside = gl.maximum(last - WINDOW + KEYS, 0) // KEYS * KEYS
+            inside = gl.minimum(gl.maximum(inside, begin + 1), last + 1)
+            state = _visit_keys(state, *visited, begin, inside, True, WINDOW, SCORES)
+            begin = gl.maximum(begin, (inside + KEYS - 1) // KEYS * KEYS)
+        state = _visit_keys(state, *visited, begin, seen_by_all, False, WINDOW, SCORES)
+        begin = gl.maximum(begin, seen_by_all)
+        m, l, p, acc, visit = _visit_keys(state, *visited, begin, end, True, WINDOW, SCORES)
+        mbarrier.arrive(q_empty)
+        old = (visit - 1) % STAGES
+        mbarrier.wait(v_full.index(old), (visit - 1) // STAGES & 1)
+        _clear_unseen(v_s.index(old), (end - 1) // KEYS * KEYS, first, last)
+        acc = warpgroup_mma(p, v_s.index(old), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, [acc])
+        mbarrier.arrive(v_empty.index(old))
+        rows = WHICH * HALF + gl.arange(0, HALF, layout=SUM_ROW)
+        elements = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, SUMS))
+        results = rows // PACKED * NUM_HEADS + rows % PACKED
+        places, exists = results[:, None] * HEAD_DIM + elements[None, :], rows // PACKED < count
+        tile, l = token.to(gl.int64) * NUM_HEADS + group * PACKED, gl.convert_layout(l, SUM_ROW)
+        if EXPANDED:
+            m = gl.convert_layout(m, SUM_ROW)
+            if first > 0:
+                top = gl.load(ms_ptr + tile + results, mask=exists, other=-1.0e30)
+                newest = gl.maximum(m, top)
+                alpha, beta = gl.exp2(m - newest), gl.exp2(top - newest)
+                l = l * alpha + gl.load(ls_ptr + tile + results, mask=exists, other=0.0) * beta
+                kept = gl.load(accs_ptr + tile * HEAD_DIM + places, mask=exists[:, None], other=0.0)
+                acc = acc * alpha[:, None] + kept * beta[:, None]
+                m = newest
+            if end <= last:
+                gl.store(ms_ptr + tile + results, m, mask=exists)
+                gl.store(ls_ptr + tile + results, l, mask=exists)
+                gl.store(accs_ptr + tile * HEAD_DIM + places, acc, mask=exists[:, None])
+        if not EXPANDED or end > last:
             out = (acc / l[:, None]).to(out_ptr.dtype.element_ty)
             gl.store(out_ptr + tile * HEAD_DIM + places, out, mask=exists[:, None])
-            done += 1
+        done += 1
+        group, token, count, position, first, end = _hear(told_s, told_full, done, ())
 
 
 @gluon.jit
@@ -288,9 +305,9 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     return made
 
 
-@gluon.jit(do_not_specialize=["tiles_ptr", "table_stride", "items"])
+@gluon.jit(do_not_specialize=["tiles_ptr", "table_stride", "items", "counter_ptr"])
 def prefill_attention_by_roles_kernel(
-    query, keys, rotated, values, out_ptr, accs_ptr, ms_ptr, ls_ptr, tiles_ptr, tables_ptr, table_stride, block_rows, items, scale, inner,
+    query, keys, rotated, values, out_ptr, accs_ptr, ms_ptr, ls_ptr, tiles_ptr, tables_ptr, table_stride, block_rows, items, counter_ptr, scale, inner,
     NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr,
     PACKED: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -309,19 +326,21 @@ def prefill_attention_by_roles_kernel(
         q_s = q_s[0], gl.allocate_shared_memory(query.dtype, [ROWS, CHUNK], SWIZZLED)
         k_s = k_s[0], gl.allocate_shared_memory(query.dtype, [STAGES, KEYS, CHUNK], SWIZZLED)
     v_s = gl.allocate_shared_memory(query.dtype, [STAGES, KEYS, HEAD_DIM], SWIZZLED)
+    told_s = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    told_full = barriers(2, 1)
     q_full, q_empty = barriers(1, 1).index(0), barriers(1, 2).index(0)
     k_full, k_empty = barriers(STAGES, 1), barriers(STAGES, 2)
     v_full, v_empty = barriers(STAGES, 1), barriers(STAGES, 2)
     fence_async_shared()
-    buffers = q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty
+    buffers = q_s, k_s, v_s, told_s, told_full, q_full, q_empty, k_full, k_empty, v_full, v_empty
     written = out_ptr, accs_ptr, ms_ptr, ls_ptr
-    step = tiles_ptr, tables_ptr, table_stride, items
     gl.warp_specialize(
         [
-            (_attend_tiles, (written, step, scale, inner, buffers, 0, NUM_HEADS, WINDOW, PACKED)),
-            (_attend_tiles, (written, step, scale, inner, buffers, 1, NUM_HEADS, WINDOW, PACKED)),
+            (_attend_tiles, (written, scale, inner, buffers, 0, NUM_HEADS, WINDOW, PACKED)),
+            (_attend_tiles, (written, scale, inner, buffers, 1, NUM_HEADS, WINDOW, PACKED)),
             (_fetch_tiles, (
-                query, keys, rotated, values, step, block_rows, buffers, NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE, WINDOW, PACKED,
+                query, keys, rotated, keys if values is None else values, tiles_ptr, tables_ptr, table_stride, items, counter_ptr, block_rows, buffers,
+                NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE, WINDOW, PACKED,
             )),
         ],
         [4, 1],

@@ -163,6 +163,7 @@ class ExpandedCase(NamedTuple):
         sums = SplitScratch.create(len(out), self.sizes.num_heads, self.sizes.value_dim, 1, out.device)
         for each in sums:
             each.fill_(torch.nan)
+        taken = torch.zeros(1, dtype=torch.int32, device=out.device)
         for spans in tuning.cut_rounds(ends, room, sizes.keys):
             gathered = out.new_full((room, self.sizes.width), torch.nan)
             cut = torch.tensor(spans, dtype=torch.int32, device=out.device)
@@ -174,7 +175,7 @@ class ExpandedCase(NamedTuple):
             expanded = torch.stack([each @ up.T for each in latents]).view(room, self.sizes.num_heads, -1)
             what = self.queries.tokens, expanded, gathered, out
             how: dict[str, Any] = {"tiles": tiles, "spans": cut, "sums": sums, "scale": self.sizes.scale}
-            launch.expanded_attention(*what, **how, blocks=blocks)
+            launch.expanded_attention(*what, **how, blocks=blocks, taken=taken)
         return out
 
     def _out(self) -> Tensor:

@@ -171,6 +171,7 @@ def expanded_attention(
     sums: SplitScratch,
     scale: float,
     blocks: BlockSizes | None = None,
+    taken: Tensor | None = None,
 ) -> None:
     """Attend with the queries of each tile to the keys of its chunk's span up to each query's own.
 
@@ -190,6 +191,7 @@ def expanded_attention(
         scale: positive, what scores are multiplied with.
         blocks: sizes, by default `expanded_block` for the heads and dtype; `ROLES` for warps of three roles, which heads must suit. Their bits are
             others, and depend on the cuts between spans.
+        taken: int32 [1], zero, for `ROLES`: what their programs have taken, and zero again once they have ended.
     """
     (_, num_heads, query_dim), value_dim = query.shape, out.shape[2]
     nope_dim = expanded.shape[2] - value_dim
@@ -197,16 +199,14 @@ def expanded_attention(
     if blocks == ROLES:
         heads = expanded.flatten(1)
         box = [ROLES.keys, roles.CHUNK.value], roles.SWIZZLED.value
-        keys, rotated, values = (
-            TensorDescriptor(each, [*each.shape], [*each.stride()], *box)
-            for each in (heads, gathered[:, -rope_dim:], heads[:, nope_dim:])
-        )
+        keys = TensorDescriptor.from_tensor(heads, *box)
+        rotated = TensorDescriptor.from_tensor(gathered[:, -rope_dim:], *box)
         box = [ROLES.rows, 1, roles.CHUNK.value], roles.SWIZZLED_HEADS.value
-        queries = TensorDescriptor(query, [*query.shape], [*query.stride()], *box)
+        queries = TensorDescriptor.from_tensor(query, *box)
         items = len(tiles) * num_heads
         roles.prefill_attention_by_roles_kernel[(min(items, multiprocessors(query.device)),)](
-            query=queries, keys=keys, rotated=rotated, values=values, out_ptr=out, accs_ptr=sums.accs, ms_ptr=sums.ms, ls_ptr=sums.ls,
-            tiles_ptr=tiles, tables_ptr=spans, table_stride=spans.stride(0), block_rows=1, items=items, scale=scale * LOG2_E, inner=None,
+            query=queries, keys=keys, rotated=rotated, values=None, out_ptr=out, accs_ptr=sums.accs, ms_ptr=sums.ms, ls_ptr=sums.ls,
+            tiles_ptr=tiles, tables_ptr=spans, table_stride=spans.stride(0), block_rows=1, items=items, counter_ptr=taken, scale=scale * LOG2_E, inner=None,
             NUM_HEADS=num_heads, NUM_KV_HEADS=num_heads, HEAD_DIM=value_dim, BLOCK_SIZE=2**30, WINDOW=0,
             PACKED=1, ROWS=ROLES.rows, KEYS=ROLES.keys, STAGES=ROLES.stages, num_warps=ROLES.warps,
         )  # fmt: skip

@@ -31,8 +31,10 @@ CHUNK: Final = 64
 """Columns of latents in a piece."""
 ALONE: Final = 132
 """Programs up to which each has a multiprocessor of an H100 or H200 to itself, and room for one tile more."""
-LEAST_VISITS: Final = 16
+LEAST_VISITS: Final = 8
 """Visits to keys that tiles have in the mean from which warps of three roles serve them: in the first and the last of a tile its products wait for one another."""
+LEAST_WORK: Final = 64
+"""Visits of a multiprocessor in a launch from which they do: 0.1 ms, which describing to the copy engine what it fetches takes the host."""
 _MARGIN: Final = 10 * 1024
 """Bytes of shared memory for what goes from warp to warp."""
 
@@ -142,17 +144,13 @@ def is_cheaper(
 
 
 def is_for_roles(
-    chunks: Sequence[tuple[int, int]],
-    rounds: Sequence[Sequence[Span]],
-    *,
-    num_heads: int,
-    multiprocessors: int,
+    chunks: Sequence[tuple[int, int]], rounds: int, *, num_heads: int, multiprocessors: int
 ) -> bool:
-    """True if warps of three roles are no slower for chunks as in `is_cheaper`: tiles with keys fill the multiprocessors in each round, and have LEAST_VISITS in the mean."""
-    tiles = [triton.cdiv(length, ROLES.rows) for _, length in chunks]
-    count = sum(tiles[i] for cut in rounds for i, span in enumerate(cut) if span.begin < span.end)
-    long = _count_pairs(chunks) >= count * ROLES.rows * ROLES.keys * LEAST_VISITS
-    return long and count * num_heads >= len(rounds) * multiprocessors
+    """True if warps of three roles are faster for chunks as in `is_cheaper`: their tiles are long, and each round is work enough."""
+    tiles = sum(triton.cdiv(length, ROLES.rows) for _, length in chunks)
+    visits = _count_pairs(chunks) // (ROLES.rows * ROLES.keys)
+    enough = LEAST_WORK * rounds * multiprocessors
+    return visits >= LEAST_VISITS * tiles and visits * num_heads >= enough
 
 
 def _count_pairs(chunks: Sequence[tuple[int, int]]) -> int:

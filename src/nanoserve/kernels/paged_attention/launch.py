@@ -183,7 +183,8 @@ def prefill_attention(
         items = len(tiles) * (num_heads // packed)
         roles.prefill_attention_by_roles_kernel[(min(items, multiprocessors(query.device)),)](
             query=queries, keys=keys, rotated=None, values=values, out_ptr=out, accs_ptr=None, ms_ptr=None, ls_ptr=None, tiles_ptr=tiles,
-            tables_ptr=cache.tables, table_stride=cache.tables.stride(0), block_rows=cache.block_stride // head_dim, items=items, scale=scale, inner=inner,
+            tables_ptr=cache.tables, table_stride=cache.tables.stride(0), block_rows=cache.block_stride // head_dim, items=items, counter_ptr=None, scale=scale,
+            inner=inner,
             NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, WINDOW=cache.window or 0,
             PACKED=packed, ROWS=ROLES.rows, KEYS=ROLES.keys, STAGES=ROLES.stages, num_warps=ROLES.warps,
         )  # fmt: skip

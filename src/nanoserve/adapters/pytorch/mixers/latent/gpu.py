@@ -79,7 +79,11 @@ class GpuLatents:
         self.ways = 1 if facts.invariant else 1 + (BY_ROLES if suits else EXPAND)
         rounds = 0 if facts.invariant else MOST_ROUNDS * facts.sizes.max_num_seqs
         tiles = facts.most_tiles(self.tile)
-        self.sections: Mapping[str, tuple[int, ...]] = {"latent_tiles": (tiles, 4), "expansions": (rounds, 4)}
+        self.sections: Mapping[str, tuple[int, ...]] = {
+            "latent_tiles": (tiles, 4),
+            "expansions": (rounds, 4),
+            "taken": (1,),
+        }
 
     def choose_splits(self, bucket: int, longest: int, /) -> int:
         heads, multiprocessors = self._spec.num_heads, self._facts.multiprocessors
@@ -108,11 +112,14 @@ class GpuLatents:
         """See `GpuMixer`."""
         chunks = [(start, length) for _, start, length, _ in spans]
         rounds = self._rounds(spans, chunks, way) if self.ways > 1 and way != ABSORB else []
-        by_roles = way == BY_ROLES or (way is None and tuning.is_for_roles(chunks, rounds, **self._programs))
+        by_roles = way == BY_ROLES or (
+            way is None and tuning.is_for_roles(chunks, len(rounds), **self._programs)
+        )
         blocks = ROLES if by_roles and self.ways > BY_ROLES else self._expanded
         numbered = [(number, *span[1:]) for number, span in enumerate(spans)]
         tiles = make_tiles(numbered, blocks.rows) if rounds else make_tiles(spans, self.tile)
         self._arena.write("expansions", [number for cut in rounds for span in cut for number in span])
+        self._arena.write("taken", [0])
         self._arena.write("latent_tiles", [number for tile in tiles for number in tile])
         sections, count = self._arena.sections, len(spans)
         written = sections["expansions"][: len(rounds) * count].view(-1, count, 4)
@@ -188,7 +195,7 @@ class GpuLatents:
             torch.mm(gathered[:, : part.latent_dim], part.up.T, out=expanded)
             expanded = expanded.view(each.tokens, num_heads, expanded_dim)
             how: dict[str, Any] = {"tiles": plan.tiles, "spans": each.spans, "sums": kept}
-            how |= {"scale": part.scale, "blocks": plan.blocks}
+            how |= {"scale": part.scale, "blocks": plan.blocks, "taken": self._arena.sections["taken"]}
             launch.expanded_attention(heads, expanded, gathered, out, **how)
 
     def _views(self, part: LatentAttention, tokens: int) -> tuple[Tensor, Tensor]:
