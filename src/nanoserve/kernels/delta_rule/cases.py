@@ -128,13 +128,6 @@ def check_delta_chunks(
     return inputs.compare(launch.delta_rule_tiles, str(heads), **arguments, space=space)
 
 
-def check_delta_tiles(
-    inputs: Inputs, heads: DeltaHeads, chunks: Sequence[tuple[int, int]] | None = None
-) -> Iterator[Comparison]:
-    """As `check_delta_chunks`, in tiles of matrix products."""
-    return check_delta_chunks(inputs, heads, chunks, tiled=True)
-
-
 def _tables(inputs: Inputs, slots: Sequence[int]) -> Tensor:
     return inputs.these([[slot, *[10**6] * (WIDTH - 1)] for slot in slots])
 

@@ -6,20 +6,15 @@ import contextlib
 import ctypes
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.devices import DEVICES, DTYPES, bytes_at
+from nanoserve.adapters.pytorch.parallel.peer_memory import ENABLE_PEER_ACCESS, Handle
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.steering import HANDLE_BYTES, SharedTensor
-
-_ENABLE_PEER_ACCESS: Final = 1
-
-
-class _Handle(ctypes.Structure):
-    _fields_ = (("bytes", ctypes.c_ubyte * HANDLE_BYTES),)
+from nanoserve.ports.steering import SharedTensor
 
 
 @contextlib.contextmanager
@@ -42,8 +37,8 @@ def opened(shared: Sequence[SharedTensor], driver: Any = None) -> Iterator[list[
 
 
 def _open(driver: Any, shared: SharedTensor) -> int:
-    address, handle = ctypes.c_uint64(), _Handle.from_buffer_copy(shared.handle)
-    code = driver.cuIpcOpenMemHandle_v2(ctypes.byref(address), handle, ctypes.c_uint(_ENABLE_PEER_ACCESS))
+    address, handle = ctypes.c_uint64(), Handle.from_buffer_copy(shared.handle)
+    code = driver.cuIpcOpenMemHandle_v2(ctypes.byref(address), handle, ctypes.c_uint(ENABLE_PEER_ACCESS))
     if code:
         raise ModelLoadError(
             f"the memory of tensor {shared.name!r} cannot be opened (CUDA error {code}): it must be of cudaMalloc, on a GPU of this "

@@ -61,7 +61,7 @@ def virtual_memories(device: torch.device, *, bare: bool) -> dict[str, VirtualMe
     """One for each part of an engine that sleeps; None if the driver has no virtual memory."""
     _use_context(device)
     driver, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    code = driver.cuDeviceGetAttribute(ctypes.byref(found), _HAS_VIRTUAL_MEMORY, _index(device))
+    code = driver.cuDeviceGetAttribute(ctypes.byref(found), _HAS_VIRTUAL_MEMORY, device.index or 0)
     if code or not found.value:
         return None
     return {part: VirtualMemory(device, driver, bare=bare) for part in PARTS}
@@ -85,7 +85,7 @@ class VirtualMemory:
     def __init__(self, device: torch.device, driver: Any, *, bare: bool = False) -> None:
         """`driver` has the driver's calls."""
         self._device, self._driver, self.is_bare = device, driver, bare
-        self._where = _Location(_ON_DEVICE, _index(device))
+        self._where = _Location(_ON_DEVICE, device.index or 0)
         self._address = self._used = self._size = 0
         self._handles: list[_Mapped] = []
         self._kept: Tensor | None = None
@@ -212,10 +212,6 @@ def _use_context(device: torch.device) -> None:
     """Make torch's context this thread's, whichever thread asks."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-def _index(device: torch.device) -> int:
-    return device.index or 0
 
 
 def _check(code: int, what: str) -> None:

@@ -16,14 +16,16 @@ import torch
 from nanoserve.adapters.pytorch.devices import DEVICES, bytes_at
 from nanoserve.adapters.pytorch.parallel.communicator import Communicator
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
+from nanoserve.ports.steering import HANDLE_BYTES
 
-_HANDLE_BYTES: Final = 64
 _OUT_OF_MEMORY: Final = 2
-_ENABLE_PEER_ACCESS: Final = 1
+ENABLE_PEER_ACCESS: Final = 1
 
 
-class _Handle(ctypes.Structure):
-    _fields_ = (("bytes", ctypes.c_ubyte * _HANDLE_BYTES),)
+class Handle(ctypes.Structure):
+    """By which the driver knows a block in other processes."""
+
+    _fields_ = (("bytes", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
 class PeerMemory:
@@ -55,10 +57,10 @@ class PeerMemory:
 
     def meet(self, ranks: Communicator) -> None:
         """Open the blocks of all ranks, once each has made its own. Raises `ModelLoadError` if GPUs cannot reach each other."""
-        handle = _Handle()
+        handle = Handle()
         _check(self._driver.cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(self._address)), "export")
         sent = torch.frombuffer(bytearray(handle.bytes), dtype=torch.uint8)[None]
-        handles = ranks.all_gather(sent).view(ranks.size, _HANDLE_BYTES)
+        handles = ranks.all_gather(sent).view(ranks.size, HANDLE_BYTES)
         addresses = []
         for rank, each in enumerate(handles):
             addresses.append(self._address if rank == ranks.rank else self._open(bytes(each.tolist())))
@@ -66,8 +68,8 @@ class PeerMemory:
 
     def _open(self, handle: bytes) -> int:
         address = ctypes.c_uint64()
-        found = _Handle.from_buffer_copy(handle)
-        flags = ctypes.c_uint(_ENABLE_PEER_ACCESS)
+        found = Handle.from_buffer_copy(handle)
+        flags = ctypes.c_uint(ENABLE_PEER_ACCESS)
         _check(self._driver.cuIpcOpenMemHandle_v2(ctypes.byref(address), found, flags), "import")
         self._opened.append(address.value)
         return address.value

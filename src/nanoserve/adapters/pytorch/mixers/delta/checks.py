@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from nanoserve.adapters.pytorch.kernel_checks import Bench, Check, drafting, fastest, invariant, of_each
@@ -36,5 +37,5 @@ CHECKS: Final[Sequence[Check]] = (
     Check("delta_rule_newest", _check_newest),
     Check("delta_rule_chunks", of_each(delta_rule.check_delta_chunks, _heads), invariant),
     Check("delta_rule_chunks, drafts", _check_drafts, drafting),
-    Check("delta_rule_tiles", of_each(delta_rule.check_delta_tiles, _heads), fastest),
+    Check("delta_rule_tiles", of_each(partial(delta_rule.check_delta_chunks, tiled=True), _heads), fastest),
 )
