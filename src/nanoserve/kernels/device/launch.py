@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import Any, NamedTuple, Self
 
@@ -14,6 +15,8 @@ from nanoserve.kernels.device.softmax import add_splits_kernel
 
 MOST_SUMMED = 4096
 """Partial sums that one program adds up."""
+LITTLE, SHARED = 32 * 1024, 35
+"""Bytes of shared memory up to which `prefer_cache` changes a kernel, and the percentage of a multiprocessor's memory that it leaves shared."""
 next_power_of_2 = functools.cache(triton.next_power_of_2)
 """Triton's own takes a microsecond or two, which a layer's launches would pay ten times over."""
 
@@ -26,6 +29,18 @@ def launch_options(pdl: bool) -> dict[str, Any]:
 def supports_pdl(device: torch.device) -> bool:
     """True if the device can start a kernel before the one before it has ended."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def prefer_cache(graph: int, driver: Any = None) -> None:
+    """Let kernels that share little run beside a larger L1 cache, in torch's `raw_cuda_graph()` before it is instantiated; a `driver` that cannot changes nothing."""
+    driver = driver or ctypes.CDLL("libcuda.so.1")
+    nodes, count = (ctypes.c_void_p * 8192)(), ctypes.c_size_t(8192)
+    launch, value = (ctypes.c_uint32 * 18)(), (ctypes.c_uint32 * 16)(SHARED)
+    driver.cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count))
+    for node in map(ctypes.c_void_p, nodes[: count.value]):
+        # Other nodes than kernels have no launch; its ninth word counts the bytes of shared memory, and attribute 14 is the percentage.
+        if not driver.cuGraphKernelNodeGetParams_v2(node, launch) and launch[8] <= LITTLE:
+            driver.cuGraphKernelNodeSetAttribute(node, 14, value)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from nanoserve.adapters.pytorch.cuda.decoding import Decoding, Propose
 from nanoserve.adapters.pytorch.cuda.draft_head import GpuDraftHead
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
-from nanoserve.adapters.pytorch.cuda.graphs import Graphs
+from nanoserve.adapters.pytorch.cuda.graphs import Graphs, most_cached
 from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras, lora_sections
 from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows
 from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps
@@ -49,7 +49,7 @@ from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE, PromptScor
 from nanoserve.adapters.pytorch.routed_experts import ExpertRecords
 from nanoserve.adapters.pytorch.sampling.device_sampler import score_on_device
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
-from nanoserve.kernels.device.launch import supports_pdl
+from nanoserve.kernels.device.launch import has_wgmma, supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
 from nanoserve.kernels.linear.gated.launch import LEAST_ROWS
 from nanoserve.kernels.linear.launch import invariant_ways, stored_ways
@@ -139,7 +139,8 @@ def build_runner(
             site.exchange.meet()
             lap("other ranks")
         if graphs is None and on_gpu and not enforce_eager:
-            graphs = Graphs()
+            products = model.products() if has_wgmma(site.device) and not model.mixtures() else ()
+            graphs = Graphs(most_cached(each.linear.matrix for each in products))
         runner = site.assemble(budget, graphs, drafter, take)
         lap("KV pool")
         if on_gpu:  # nothing runs yet: what is launched here only says what there is to compile
