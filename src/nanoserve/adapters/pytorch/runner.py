@@ -103,9 +103,7 @@ class TorchRunner:
         self._drafter = drafter
         self._head = make_drafts(model, self._rows, self.kv, self._sampler)
         self.loras = HostLoras.for_sizes(model, sizes)
-        self._row_loras: RowLoras | None = None
-        if self.loras is not None:
-            self._row_loras = RowLoras(self.loras)
+        self._row_loras = None if self.loras is None else RowLoras(self.loras)
         self._always_invariant = model.is_invariant
         self._admitted: dict[int, AdmittedRow] = {}
 

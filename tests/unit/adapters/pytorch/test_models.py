@@ -290,10 +290,10 @@ def test_long_sequences_turn_by_factors_of_their_own(tmp_path: Path) -> None:
 def test_products_are_each_shape_once_and_the_head(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path).build()
     spec = model.spec
-    assert [(each.name, each.width) for each in model.products()] == [
+    assert [(each.name, each.linear.out_features) for each in model.products()] == [
         ("qkv", (4 + 2 * 2) * 16),
         ("output", spec.hidden_size),
-        ("gate and up", 80),
+        ("gate and up", 2 * 80),
         ("down", spec.hidden_size),
         ("head", spec.vocab_size),
     ]

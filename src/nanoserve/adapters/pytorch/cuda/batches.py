@@ -109,7 +109,7 @@ class Batches:
         # The scheduler passes the same tuple while membership does not change: identity spares comparing 256 rows a step.
         # Without any, places of rows that have ended would stay, and a graph of a larger step would decode them.
         if not rows or (rows is not self._batch.rows and rows != self._batch.rows):
-            self._settle()
+            self.dissolve()
             self._batch = self._assemble(rows)
             sink = self._arena.sink_row
             unused = self._arena.sizes.max_num_seqs - len(rows)
@@ -136,14 +136,9 @@ class Batches:
         return Batch(rows, places, order)
 
     def dissolve(self) -> None:
-        """Put the next batch together again, and write it again."""
-        self._settle()
-        self._batch = EMPTY
-
-    def _settle(self) -> None:
-        """Add the batch's gained tokens to its rows' lengths."""
+        """Add the batch's gained tokens to its rows' lengths; the next one is put together again, and written again."""
         if self._steps:
             for row in self._batch.rows:
                 self._lengths[row] += self._steps
             self._steps = 0
-            self._batch = EMPTY
+        self._batch = EMPTY

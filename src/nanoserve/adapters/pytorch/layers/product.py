@@ -31,11 +31,6 @@ class Product:
     added: bool = attrs.field(default=attrs.Factory(lambda self: self.norm is None, takes_self=True))
     post_norm: Norm | None = None
 
-    @property
-    def width(self) -> int:
-        """Elements of one row of the result."""
-        return self.linear.out_features // (1 if self.gate is None else 2)
-
 
 @attrs.frozen(eq=False, kw_only=True)
 class Mixture:

@@ -174,12 +174,10 @@ class GpuLatents:
 
     def _plan(self, step: GpuStep) -> LatentPlan:
         """The plan for its chunks; tokens that are chosen of them are absorbed."""
-        if step.chosen is not None:
-            return LatentPlan(step.chosen, [], self._expanded)
-        plan: LatentPlan = (
-            step.plans[self] if step.num_tokens else LatentPlan(step.places[:0], [], self._expanded)
-        )
-        return plan
+        if step.chosen is None and step.num_tokens:
+            plan: LatentPlan = step.plans[self]
+            return plan
+        return LatentPlan(step.places[:0] if step.chosen is None else step.chosen, [], self._expanded)
 
     def _expand(self, part: LatentAttention, heads: Tensor, out: Tensor, plan: LatentPlan) -> None:
         """Chunks' tokens over the keys of their rows, in memory that absorbed queries have left."""
