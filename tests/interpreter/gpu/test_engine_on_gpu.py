@@ -6,6 +6,7 @@ On a machine without a GPU a small part of this runs in Triton's interpreter.
 from __future__ import annotations
 
 import copy
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.sampling import device_sampler
+from nanoserve.kernels.logits.launch import token_logprobs
 from nanoserve.ports.sampling import SamplingParams
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
 from tests.served import PROCESSED, assert_processed_as_by, assert_scored_as_by, is_greedy
@@ -250,3 +253,22 @@ def test_deterministic_logits_are_bitwise_equal_whatever_the_batch_and_when_they
         read = cramped.answers(texts, [SamplingParams(max_tokens=1, prompt_logprobs=2)] * len(texts))
         for prompt, answer, again in zip(prompts, roomy, read, strict=True):
             assert list(again.prompt_logprobs[len(prompt) :]) == answer.logprobs
+
+
+def test_prompts_are_scored_by_the_kernel_that_scores_what_is_generated(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another dtype it would be another kernel, whose sums have another order."""
+    tiny, forms = make_tiny_model(tmp_path, "llama"), set[Any]()
+    model = tiny.build(device=DEVICE, dtype=torch.bfloat16)
+
+    def note(logits: torch.Tensor, token_ids: torch.Tensor, **out: torch.Tensor) -> None:
+        forms.add((logits.dtype, logits.stride(), token_ids.dtype))
+        token_logprobs(logits, token_ids, **out)
+
+    monkeypatch.setattr(device_sampler, "token_logprobs", note)
+    asked = SamplingParams(temperature=0.0, max_tokens=2, logprobs=1, prompt_logprobs=1)
+    (answer,) = serve(model).answers(prompts_of(tiny, [9]), [asked])
+    assert len(answer.logprobs) == 2
+    assert len(answer.prompt_logprobs) == 9
+    assert len(forms) == 1

@@ -148,4 +148,5 @@ class RowPooling:
 
     def _scores(self, vectors: Tensor, token_ids: list[int]) -> Tensor:
         """The logits of some tokens, float32 [P, tokens]."""
-        return torch.cat([self._logits(each)[:, token_ids] for each in torch.split(vectors, ROWS_AT_ONCE)])
+        parts = torch.split(vectors, ROWS_AT_ONCE)
+        return torch.cat([self._logits(each)[:, token_ids].float() for each in parts])

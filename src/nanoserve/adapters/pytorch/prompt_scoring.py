@@ -66,7 +66,7 @@ class PromptScoring:
             chunks: the step's chunks, whose tokens come first in it.
             hidden: [T, hidden], the step's hidden states.
             tokens: the rows' token lists, int32 or int64 [rows, length].
-            logits: hidden states [S, hidden] to float32 [S, vocab].
+            logits: hidden states [S, hidden] to [S, vocab], of the dtype of those that are drawn from: sums of another have another order.
         """
         found: list[PromptScores] = []
         offset = 0

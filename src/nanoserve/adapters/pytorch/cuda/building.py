@@ -259,7 +259,7 @@ class _Site:
         ways = (list_ways(each.experts, each.routing.slots, most, **what) for each in mixtures)
         some, products = torch.empty(0, dtype=self._dtype, device=self.device), self._model.products()
         tiles = chain.from_iterable(stored_ways(each.linear.matrix, some) for each in products)
-        tiles = chain(tiles, () if invariant else (LEAST_ROWS,))
+        tiles = chain(tiles, (LEAST_ROWS,) if most >= LEAST_ROWS and not invariant else ())
         fixed: list[Any] = [each.router.weight for each in mixtures]
         fixed += [each.linear.matrix for each in products] if invariant else []
         rows = (invariant_ways(each, some, most) for each in fixed)

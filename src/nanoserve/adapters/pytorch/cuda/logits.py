@@ -24,8 +24,8 @@ class Logits:
         self._divisor, self._cap = model.spec.logit_divisor, model.spec.logit_soft_cap
 
     def apart(self, hidden: Tensor) -> Tensor:
-        """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
-        return self.of(hidden, hidden.new_empty(len(hidden), self._space.logits.shape[1])).float()
+        """Logits [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
+        return self.of(hidden, hidden.new_empty(len(hidden), self._space.logits.shape[1]))
 
     def choose(self, hidden: Tensor, count: int) -> Tensor:
         """The rows [count, hidden] of hidden states [T, hidden] that the arena's `logits_indices` choose."""

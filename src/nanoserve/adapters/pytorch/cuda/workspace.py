@@ -251,7 +251,7 @@ def shape_and_score(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> No
         )
     )
     rows = (0,) * len(space.logits)
-    prompt = space.logits.new_zeros(TOKENS_AT_ONCE, spec.vocab_size).float()
+    prompt = space.logits.new_zeros(TOKENS_AT_ONCE, spec.vocab_size)
     predicted = torch.zeros(TOKENS_AT_ONCE, dtype=torch.int64, device=prompt.device)
     logits = space.logits.zero_()
     shaped = sampler.process(logits, rows)
