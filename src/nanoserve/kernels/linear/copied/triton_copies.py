@@ -17,6 +17,8 @@ LINE = gl.constexpr(128)
 """Bytes of a row that the copy engine swizzles: a chunk."""
 PAIR = gl.constexpr(8)
 """Rows of the gate, and behind them as many of the up projection, by which a tile of both is made: a thread then holds the sums of either."""
+PROMOTED = gl.constexpr(1024)
+"""Products of 8-bit floats whose sums tensor cores add up, in fewer bits than float32 has, before they are added in that."""
 _gated = gluon.jit(gates.gated.fn)
 _wait_for_x = gluon.jit(low_rank.wait_for_x.fn)
 
@@ -101,11 +103,12 @@ def copied_kernel(  # noqa: PLR0912 - constants choose
     for i in gl.static_range(AHEAD):
         _fetch(x, full.index(i), x_s, i, 0, (begin + i) * BK, BK, None)
 
+    ALONE: gl.constexpr = 1 if SCALES > 1 else PROMOTED // BK if X_BYTES == 1 else 0
     sums = gl.zeros([BN, BM], gl.float32, SUMS)
+    part = gl.zeros([BN, BM], gl.float32, SUMS)
     for step in range(steps):
         stage = step % STAGES
         mbarrier.wait(full.index(stage), step // STAGES & 1)
-        part = gl.zeros([BN, BM], gl.float32, SUMS) if SCALES > 1 else sums
         for chunk in gl.static_range(CHUNKS):
             w = w_s.index((stage * CHUNKS + chunk) // PARTS)
             rows = x_s.index(stage * CHUNKS + chunk).permute((1, 0))
@@ -117,19 +120,22 @@ def copied_kernel(  # noqa: PLR0912 - constants choose
             else:
                 part = hopper.warpgroup_mma(w, rows, part, is_async=True)
         # All but this step's: the buffer of the step before it is free.
-        part = hopper.warpgroup_mma_wait(0 if SCALES > 1 else CHUNKS, [part])
-        if SCALES > 1:
-            sums += part * scales[:, None]
-            scales = gl.load(scale_ptrs + gl.minimum(step + 1, steps - 1))
-        else:
-            sums = part
+        part = hopper.warpgroup_mma_wait(CHUNKS, [part])
+        if ALONE > 0:  # noqa: SIM102 - by zero nothing is divided
+            if (step + 1) % ALONE == 0:
+                part = hopper.warpgroup_mma_wait(0, [part])
+                if SCALES > 1:
+                    part *= scales[:, None]
+                    scales = gl.load(scale_ptrs + gl.minimum(step + 1, steps - 1))
+                sums += part
+                part = gl.zeros([BN, BM], gl.float32, SUMS)
         if step + AHEAD < steps:
             there = (step + AHEAD) % STAGES
             k = (begin + step + AHEAD) * BK
             mbarrier.expect(full.index(there), BYTES)
             _fetch(weight, full.index(there), w_s, there, tile, k, BK, GATE)
             _fetch(x, full.index(there), x_s, there, 0, k, BK, None)
-    sums = hopper.warpgroup_mma_wait(0, [sums])
+    sums += hopper.warpgroup_mma_wait(0, [part])
     if SCALES == 1:
         sums *= scales[:, None]
     if x_scale_ptr is not None:

@@ -26,12 +26,8 @@ BAND: Final = 8
 
 def fits_gated(x: Tensor, weight: Tensor | StoredWeight) -> bool:
     """True if `gated_linear` can multiply rows like x [T, K] with a weight [2 N, K], once it is plain."""
-    return (
-        x.element_size() == 2
-        and x.shape[1] % 8 == 0
-        and len(weight) % (2 * WIDTH) == 0
-        and has_wgmma(x.device)
-    )
+    sizes = x.shape[1] % 8 == 0 and len(weight) % (2 * WIDTH) == 0
+    return sizes and x.element_size() == 2 and has_wgmma(x.device)
 
 
 def gated_linear(x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation) -> None:

@@ -61,13 +61,12 @@ def _multiply_tiles(
     STAGES: gl.constexpr = x_s.shape[0]
     HALF: gl.constexpr = x_s.shape[1] // 2
     WIDTH: gl.constexpr = w_s.shape[1] // 2
-    STEP: gl.constexpr = x_s.shape[2]
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, 2 * WIDTH, 16])
     step = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         row, column = _tile_of(tile, T, N, 2 * HALF, WIDTH, BAND)
         sums = gl.zeros([HALF, 2 * WIDTH], gl.float32, SUMS)
-        for k in range(0, K, STEP):
+        for k in range(0, K, x_s.shape[2]):
             stage = step % STAGES
             mbarrier.wait(full.index(stage), step // STAGES & 1)
             rows, both = x_s.index(stage).slice(WHICH * HALF, HALF), w_s.index(stage).permute((1, 0))
