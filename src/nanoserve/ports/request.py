@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from typing import Final
 
 import attrs
 
@@ -14,6 +15,8 @@ from nanoserve.ports.sampling import SamplingParams
 DEFAULT_CLASS = "default"
 DEFERRED_CLASS = "deferred"
 """The class of requests that can wait: their sequences come after all others under every policy, and give way to them."""
+TRIED: Final = 8
+"""Tokens of an answer that are computed alone where its request was computed when an engine died."""
 
 
 class FinishReason(enum.Enum):

@@ -14,7 +14,6 @@ import psutil
 import pytest
 import uvloop
 
-from nanoserve.domain.scheduling.isolation import TRIED
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.errors import (
     BadValueError,
@@ -23,7 +22,7 @@ from nanoserve.ports.errors import (
     NanoserveError,
     PromptTooLongError,
 )
-from nanoserve.ports.request import FinishReason
+from nanoserve.ports.request import TRIED, FinishReason
 from tests.patience import PATIENCE
 from tests.process.engine_process.hand_watch import HandWatch, replace_stuck
 from tests.unit.adapters.engine_process.client.engines import (
@@ -229,16 +228,18 @@ async def test_a_request_that_kills_engines_takes_nobody_along() -> None:
         assert balanced(engine)
 
 
-async def test_a_request_that_kills_engines_late_takes_no_stream_along() -> None:
-    """It is tried alone where the engine died over it, and not from its beginning."""
+@pytest.mark.parametrize(("stream", "deaths"), [(True, 2), (False, 3)])
+async def test_a_request_that_kills_engines_late_takes_nobody_along(*, stream: bool, deaths: int) -> None:
+    """It is tried alone where the engine died over it; where that was is not known of an answer in one before a second engine has computed it."""
     async with started(scripted_engine(max_num_seqs=4, paranoid=True)) as engine:
         prompts = {f"r{number}": (number, 9) for number in range(3)} | {"poison": (LATE, 1)}
-        replies = [engine.submit(request(name, each, max_tokens=80)) for name, each in prompts.items()]
+        how: dict[str, Any] = {"max_tokens": 80, "stream": stream}
+        replies = [engine.submit(request(name, each, **how)) for name, each in prompts.items()]
         *answers, poison = await asyncio.gather(*map(read, replies))
-        assert "twice" in str(poison.error)
+        assert ("twice" if stream else "3 times") in str(poison.error)
         assert len(poison.ids) > TRIED
         assert [each.ids for each in answers] == [expected((number, 9), 80) for number in range(3)]
-        assert engine.restarts == 2
+        assert engine.restarts == deaths
         assert balanced(engine)
 
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from nanoserve.domain.scheduling.isolation import TRIED
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
-from nanoserve.ports.request import FinishReason
+from nanoserve.ports.request import TRIED, FinishReason
 from tests.unit.domain.constrained_world import EOS, LANGUAGES, SlowGrammars, check, constraint
 from tests.unit.domain.constrained_world import world as constrained_world
 from tests.unit.domain.faults import Fault

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoserve.domain.invariants import InvariantError, audit
-from nanoserve.domain.scheduling.isolation import TRIED
 from nanoserve.domain.scheduling.limits import RequestClass
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent, SequenceAdmitted
 from nanoserve.ports.model_spec import CacheGroup, Window
-from nanoserve.ports.request import FinishReason
+from nanoserve.ports.request import TRIED, FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
 from nanoserve.ports.trace import Admission
 from tests.unit.domain.faults import Fault

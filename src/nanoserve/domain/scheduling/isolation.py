@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final
 
 from nanoserve.domain.scheduling.steps import InFlightStep
 from nanoserve.domain.sequence import Phase, Sequence
-
-TRIED: Final = 8
-"""Tokens of an answer that are computed alone where its request was computed when an engine died."""
+from nanoserve.ports.request import TRIED
 
 
 def by_row(flight: InFlightStep) -> dict[int, Sequence]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -14,11 +14,13 @@ from nanoserve.ports import errors
 from nanoserve.ports.engine_link import Abort, Add, Command, Refused
 from nanoserve.ports.errors import BadValueError, DuplicateRequestError, EngineDiedError, NanoserveError
 from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequencePreempted, TokensGenerated
-from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.request import TRIED, FinishReason, Request
 from nanoserve.ports.step import TokenLogprobs
 
 MOST_ENGINES: Final = 2
 """A request that this many engines were computing when they died is given up: it may be the cause."""
+LAST_ENGINES: Final = 4
+"""So is one of which the last of these many computed more than is tried alone, which fewer may have done for the sake of another request."""
 
 
 @attrs.define
@@ -49,9 +51,10 @@ class PendingReply:
     """The `Reply` of one request, with the engine client's facts about it.
 
     A request that does not stream is answered at once when all of its sequences have ended: until then nothing of it
-    has been delivered, and any engine can still start it again. A stream goes on in the next one.
+    has been delivered, and the next engine starts it again. A stream goes on in the next one, and so does any request that an engine has started again.
 
     Attributes:
+        reports: whether engines report its output while it grows, and `gained`, how many tokens of each sequence the living one has.
         engine_has_it: whether it was handed to the living engine; `num_deaths` how many engines have died over it.
         running: the indices of its sequences that hold a row.
         cancelled: whether its reader has left.
@@ -64,6 +67,7 @@ class PendingReply:
         self.patience = request.queue_timeout
         self.num_deaths = 0
         self.engine_has_it = False
+        self.reports, self.gained = request.stream, [0] * request.sampling.n
         self.is_over = False
         self.cancelled = False
         self._ledger = ledger
@@ -108,10 +112,11 @@ class PendingReply:
             return
         if isinstance(event, TokensGenerated):
             self._pile_up(event)
-            if self.request.stream:
+            if self.reports:
                 self.patience = None
                 self._ids[event.index] += event.token_ids
                 self._lengths[event.index] += len(event.text)
+                self.gained[event.index] += len(event.token_ids)
             if event.finish_reason is not None:
                 self._note_end(event.index, event.finish_reason.value)
         else:
@@ -143,9 +148,10 @@ class PendingReply:
     def forget_engine(self) -> None:
         """Its engine is gone: drop what was piled up of sequences that another one must compute from the start."""
         self.engine_has_it = False
-        if not self.request.stream:
+        if not self.reports:
             self._notes.clear()
             self._piles = {index: pile for index, pile in self._piles.items() if index in self._ended}
+        self.reports, self.gained = True, [0] * self.request.sampling.n
         self._ledger.add(RUNNING, -len(self.running))
         self.running.clear()
 
@@ -254,14 +260,13 @@ class Requests:
             reply.num_deaths += bool(reply.running) if any_ran else reply.engine_has_it
             if reply.cancelled:
                 self._end(reply, FinishReason.ABORT)
-            elif reply.num_deaths < MOST_ENGINES:
+            elif reply.num_deaths < (LAST_ENGINES if max(reply.gained) > TRIED else MOST_ENGINES):
                 reply.forget_engine()
                 requeued += 1
             else:
                 self.ledger.add(GIVEN_UP)
-                message = (
-                    "the engine ended twice while it computed this request, which is not tried a third time"
-                )
+                times = "twice" if reply.num_deaths == MOST_ENGINES else f"{reply.num_deaths} times"
+                message = f"the engine ended {times} while it computed this request, which is not tried again"
                 self._fail(reply, EngineDiedError(message))
         return requeued, len(died) - requeued
 
@@ -286,7 +291,8 @@ class Requests:
         left = None if patience is None else max(0.0, patience - waited)
         died, begun = reply.num_deaths > 0, reply.begun
         try:
-            self.send(Add(attrs.evolve(request, queue_timeout=left, is_suspect=died, begun=begun)))
+            how: dict[str, Any] = {"is_suspect": died, "begun": begun, "stream": reply.reports}
+            self.send(Add(attrs.evolve(request, queue_timeout=left, **how)))
         except BadValueError as error:
             self._fail(reply, error)
         else:

@@ -7,7 +7,12 @@ from typing import Any
 import attrs
 import pytest
 
-from nanoserve.adapters.engine_process.client.requests import MOST_ENGINES, PendingReply, Requests
+from nanoserve.adapters.engine_process.client.requests import (
+    LAST_ENGINES,
+    MOST_ENGINES,
+    PendingReply,
+    Requests,
+)
 from nanoserve.ports.engine_link import Abort, Add, Command, Refused
 from nanoserve.ports.errors import BadValueError, DuplicateRequestError, EngineDiedError, PromptTooLongError
 from nanoserve.ports.events import (
@@ -18,7 +23,7 @@ from nanoserve.ports.events import (
     SequenceTimes,
     TokensGenerated,
 )
-from nanoserve.ports.request import FinishReason
+from nanoserve.ports.request import TRIED, FinishReason
 from nanoserve.ports.step import TokenLogprobs
 from tests.unit.adapters.engine_process.client.engines import read, request
 
@@ -276,6 +281,36 @@ async def test_a_request_that_was_there_when_two_engines_died_is_given_up() -> N
     assert isinstance(error, EngineDiedError)
     assert "twice" in str(error)
     assert board.counts == (1, 0, 0)
+
+
+async def test_an_answer_in_one_goes_on_from_where_a_second_engine_left_it() -> None:
+    board = Board()
+    reply = board.open("r", stream=False)
+    board.replace_engine()
+    board.turn(tokens("r", *range(TRIED + 1)))
+    assert board.replace_engine() == (1, 0)
+    (again,) = board.said
+    assert isinstance(again, Add)
+    assert again.request.stream
+    assert again.request.begun[0][0] == tuple(range(TRIED + 1))
+    board.turn(tokens("r", 50, end=FinishReason.LENGTH))
+    answer = await read(reply)
+    assert answer.ids == [*range(TRIED + 1), 50]
+    assert answer.texts[0] == "".join(f"{token} " for token in answer.ids)
+
+
+@pytest.mark.parametrize(("gained", "engines"), [(TRIED, MOST_ENGINES), (TRIED + 1, LAST_ENGINES)])
+async def test_a_request_that_goes_further_than_it_is_tried_outlives_more_engines(
+    gained: int, engines: int
+) -> None:
+    board = Board()
+    reply = board.open("r")
+    for _ in range(engines - 1):
+        board.turn(tokens("r", *range(gained)))
+        assert board.replace_engine() == (1, 0)
+    board.turn(tokens("r", *range(gained)))
+    assert board.replace_engine() == (0, 1)
+    assert ("twice" if engines == 2 else f"{engines} times") in str((await read(reply)).error)
 
 
 async def test_only_those_on_rows_of_dying_engines_are_suspected_and_given_up() -> None:
