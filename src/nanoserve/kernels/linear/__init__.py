@@ -7,6 +7,7 @@
 | 2 to 128  | split_linear     | nothing: partial sums, which `rms_norm`'s `add_rms_norm_into` adds up   |
 | any       | invariant_linear | bias, residual addition after                                       |
 | any       | packed_linear, fp8_linear | the same, for weights that are stored so                   |
+| many      | gated_linear     | gated activation                                                    |
 
 All write into tensors that the caller has allocated, wait for nothing, and may be captured into a CUDA graph. Operands are
 bfloat16, float16 or float32, all of one dtype unless said otherwise; sums are float32, products of float32 exact to

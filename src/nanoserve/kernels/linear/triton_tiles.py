@@ -12,7 +12,7 @@ from nanoserve.kernels.linear.triton import is_last
 
 
 @triton.jit
-def _tile_of(program, T, N: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BAND: tl.constexpr):
+def tile_of(program, T, N: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BAND: tl.constexpr):
     """A program's tile of columns, and the first of its BT rows of T. Programs run through BAND tiles of rows column by column; the last band is lower if these do not fill it."""
     WIDTH: tl.constexpr = (N + BN - 1) // BN
     first = program // (BAND * WIDTH) * BAND
@@ -74,7 +74,7 @@ def invariant_kernel(
     """
     let_next_start(PDL)
     wait_for_last(PDL)
-    column_tile, first_row = _tile_of(tl.program_id(0), T, N, BT, BN, BAND)
+    column_tile, first_row = tile_of(tl.program_id(0), T, N, BT, BN, BAND)
     ts = first_row + tl.arange(0, BT)
     columns = column_tile * BN + tl.arange(0, BN)
     rows = tl.minimum(columns, N - 1)
@@ -127,7 +127,7 @@ def packed_kernel(
     EVEN: tl.constexpr = K % (BK * SPLITS) == 0
     program = tl.program_id(0)
     start = tl.program_id(1) * SLICE if SPLITS > 1 else 0
-    column_tile, first_row = _tile_of(program, T, N, BT, BN, BAND)
+    column_tile, first_row = tile_of(program, T, N, BT, BN, BAND)
     ts = first_row + tl.arange(0, BT)
     columns = column_tile * BN + tl.arange(0, BN)
     ks, words = start + tl.arange(0, BK), start // PACK + tl.arange(0, BK // PACK)

@@ -20,7 +20,7 @@ from nanoserve.ports.step import TokenLogprobs
 MOST_ENGINES: Final = 2
 """A request that this many engines were computing when they died is given up: it may be the cause."""
 LAST_ENGINES: Final = 4
-"""So is one of which the last of these many computed more than is tried alone, which fewer may have done for the sake of another request."""
+"""A request that the last of them brought further than it is tried alone is given up at this many instead: they may have died of others."""
 
 
 @attrs.define
@@ -54,7 +54,7 @@ class PendingReply:
     has been delivered, and the next engine starts it again. A stream goes on in the next one, and so does any request that an engine has started again.
 
     Attributes:
-        reports: whether engines report its output while it grows, and `gained`, how many tokens of each sequence the living one has.
+        reports: whether engines report its output while it grows, and `gained`, how many tokens of each sequence the living one has reported.
         engine_has_it: whether it was handed to the living engine; `num_deaths` how many engines have died over it.
         running: the indices of its sequences that hold a row.
         cancelled: whether its reader has left.

@@ -103,6 +103,7 @@ def copied_kernel(  # noqa: PLR0912 - constants choose
     for i in gl.static_range(AHEAD):
         _fetch(x, full.index(i), x_s, i, 0, (begin + i) * BK, BK, None)
 
+    # Steps whose products the tensor cores add up alone; 0 for all.
     ALONE: gl.constexpr = 1 if SCALES > 1 else PROMOTED // BK if X_BYTES == 1 else 0
     sums = gl.zeros([BN, BM], gl.float32, SUMS)
     part = gl.zeros([BN, BM], gl.float32, SUMS)

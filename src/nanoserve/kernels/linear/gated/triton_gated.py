@@ -17,17 +17,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from nanoserve.kernels.device import gates
 from nanoserve.kernels.device.roles import SWIZZLED, barriers
+from nanoserve.kernels.linear import triton_tiles
 
 _gated = gluon.jit(gates.gated.fn)
-
-
-@gluon.jit
-def _tile_of(tile, T, N: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, BAND: gl.constexpr):
-    """First row and first column of a tile: BAND tiles of rows for each tile of columns."""
-    row_tiles, column_tiles = gl.cdiv(T, ROWS), N // WIDTH
-    first = tile // (BAND * column_tiles) * BAND
-    height, place = gl.minimum(row_tiles - first, BAND), tile - first * column_tiles
-    return (first + place % height) * ROWS, place // height * WIDTH
+_tile_of = gluon.jit(triton_tiles.tile_of.fn)
 
 
 @gluon.jit
@@ -40,15 +33,17 @@ def _fetch_tiles(x, weight, buffers, T, tiles, N: gl.constexpr, K: gl.constexpr,
     STEP: gl.constexpr = x_s.shape[2]
     step = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        row, column = _tile_of(tile, T, N, ROWS, WIDTH, BAND)
+        column_tile, row = _tile_of(tile, T, N, ROWS, WIDTH, BAND)
         for k in range(0, K, STEP):
             stage = step % STAGES
             there, both = full.index(stage), w_s.index(stage)
             mbarrier.wait(empty.index(stage), step // STAGES & 1 ^ 1)
             mbarrier.expect(there, (ROWS + 2 * WIDTH) * STEP * 2)
             tma.async_copy_global_to_shared(x, [row, k], there, x_s.index(stage))
-            tma.async_copy_global_to_shared(weight, [column, k], there, both.slice(0, WIDTH))
-            tma.async_copy_global_to_shared(weight, [N + column, k], there, both.slice(WIDTH, WIDTH))
+            tma.async_copy_global_to_shared(weight, [column_tile * WIDTH, k], there, both.slice(0, WIDTH))
+            tma.async_copy_global_to_shared(
+                weight, [N + column_tile * WIDTH, k], there, both.slice(WIDTH, WIDTH)
+            )
             step += 1
 
 
@@ -64,7 +59,7 @@ def _multiply_tiles(
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, 2 * WIDTH, 16])
     step = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        row, column = _tile_of(tile, T, N, 2 * HALF, WIDTH, BAND)
+        column_tile, row = _tile_of(tile, T, N, 2 * HALF, WIDTH, BAND)
         sums = gl.zeros([HALF, 2 * WIDTH], gl.float32, SUMS)
         for k in range(0, K, x_s.shape[2]):
             stage = step % STAGES
@@ -80,7 +75,7 @@ def _multiply_tiles(
         gate, up = gl.split(gl.permute(gl.reshape(sums, [HALF, 2, WIDTH]), (0, 2, 1)))
         made = _gated(gate, up, GATE).to(out_ptr.dtype.element_ty)
         rows = row + WHICH * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, made.type.layout))
-        columns = column + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, made.type.layout))
+        columns = column_tile * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, made.type.layout))
         places = rows.to(gl.int64)[:, None] * N + columns[None, :]
         gl.store(out_ptr + places, made, mask=(rows < T)[:, None])
 
